@@ -1,0 +1,37 @@
+# Needs make and python3 (3.11 or newer, with venv), nothing else.
+#
+#   VENV=path      the environment to create and use   (default .venv)
+#   PYTHON=python  the interpreter to create it with   (default python3)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.installed-examples  ## Train on digits with SGD, AdamW and Jorge; write demo.png
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-test  ## Run the tests, with coverage
+	$(BIN)/python -m pytest -n 2 --cov
+
+lint: $(VENV)/.installed-dev  ## Check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+clean:  ## Remove the default environment, caches and outputs
+	rm -rf .venv build dist .pytest_cache .ruff_cache htmlcov .coverage demo.png
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras: installs again only when pyproject.toml changes.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@

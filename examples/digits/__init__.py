@@ -1,0 +1,1 @@
+"""A small ResNet on scikit-learn's digits, for comparing optimizers."""

@@ -1,0 +1,140 @@
+"""Grafting: the length of one optimizer's step, the direction of another's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jorge_optax._roots import nearest_power_of_two
+from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
+from jorge_optax._tiling import Tiling
+
+
+class GraftState(NamedTuple):
+    """The states of the two grafted transformations."""
+
+    magnitude: Any
+    direction: Any
+
+
+def graft(
+    magnitude: optax.GradientTransformation,
+    direction: optax.GradientTransformation,
+    *,
+    tiling: Tiling | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""The length of one transformation's step, the direction of another's.
+
+    For each leaf, with :math:`a` what ``magnitude`` makes of the gradient and
+    :math:`b` what ``direction`` does,
+
+    .. math::
+
+      u = \|a\|_F \, \frac{b}{\|b\|_F},
+
+    and :math:`u = 0` where :math:`b = 0`. Only the length of :math:`a` counts, so
+    ``magnitude`` may or may not flip the sign (``optax.trace(0.9)`` and
+    ``optax.sgd(1.0, 0.9)`` do the same); the sign of the result is that of
+    ``direction``. Give ``magnitude`` a learning rate of one and scale afterwards.
+
+    Args:
+      magnitude: gives the length of the step.
+      direction: gives the direction of the step.
+      tiling: with a :class:`~jorge_optax.Tiling`, one norm for each tile of a leaf
+        rather than one for the leaf: what to use if ``direction`` is tiled by it.
+        The length of the whole leaf's step is then that of ``magnitude``, too.
+
+    Returns:
+      An :class:`optax.GradientTransformationExtraArgs`; extra arguments go to both.
+
+    Examples:
+      Adam's direction, at the length of SGD's steps:
+
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jorge_optax import graft
+      >>> optimizer = optax.chain(
+      ...   graft(optax.trace(0.9), optax.scale_by_adam()),
+      ...   optax.scale_by_learning_rate(0.1),
+      ... )
+      >>> params = {"w": jnp.zeros((2, 2))}
+      >>> grads = {"w": jnp.array([[3.0, 0.0], [0.0, 4.0]])}
+      >>> updates, _ = optimizer.update(grads, optimizer.init(params), params)
+      >>> print(updates["w"].round(3))
+      [[-0.354  0.   ]
+       [ 0.    -0.354]]
+
+    References:
+      Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
+      <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
+    """
+    inner = [optax.with_extra_args_support(tx) for tx in (magnitude, direction)]
+    if tiling is not None and not isinstance(tiling, Tiling):
+        raise TypeError(f"graft: tiling must be a Tiling or None, got {tiling!r}.")
+
+    def init_fn(params):
+        return GraftState(*(tx.init(params) for tx in inner))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        (lengths, magnitude_state), (directions, direction_state) = (
+            tx.update(updates, inner_state, params, **extra_args)
+            for tx, inner_state in zip(inner, state, strict=True)
+        )
+        if tiling is None:
+            grafted = jax.tree.map(rescale, lengths, directions)
+        else:
+            grafted = _rescale_tiles(lengths, directions, tiling)
+        return grafted, GraftState(magnitude_state, direction_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def rescale(magnitude: jax.Array, direction: jax.Array, axis: Any = None) -> jax.Array:
+    """``direction`` at the length of ``magnitude``; zero stays zero.
+
+    Norms are taken in float32 at least and scaled by the largest entry, so that
+    neither huge nor tiny entries break them.
+
+    Args:
+      magnitude: array whose norm counts.
+      direction: array whose direction counts.
+      axis: axes over which norms are taken; ``None`` is all.
+
+    Returns:
+      An array of the shape and dtype of ``direction``.
+    """
+    dtype = jnp.promote_types(direction.dtype, jnp.float32)
+    unit, _, norm = _unit_scale_norm(direction.astype(dtype), axis)
+    _, scale, length = _unit_scale_norm(magnitude.astype(dtype), axis)
+    factor = scale * (length / jnp.where(norm == 0, 1, norm))
+    return (unit * factor).astype(direction.dtype)
+
+
+def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``x = unit * scale`` with the largest entry of unit near one, and its norm."""
+    largest = jnp.max(jnp.abs(x), axis, keepdims=True, initial=0)
+    scale = nearest_power_of_two(largest)
+    unit = x / scale
+    return unit, scale, jnp.sqrt(jnp.sum(jnp.square(unit), axis, keepdims=True))
+
+
+def _rescale_tiles(lengths: Any, directions: Any, tiling: Tiling) -> Any:
+    leaves, treedef = jax.tree.flatten(directions)
+    plan = plan_tree(directions, tiling)
+    magnitudes = jax.tree.leaves(lengths)
+    stacks = to_stacks(plan, leaves)
+    stacks_of_lengths = to_stacks(plan, magnitudes)
+    grafted = {
+        key: rescale(stacks_of_lengths[key], tiles, axis=(-2, -1))
+        for key, tiles in stacks.items()
+    }
+    others = [
+        leaf if leaf_plan.view else rescale(magnitude, leaf)
+        for leaf_plan, magnitude, leaf in zip(
+            plan.leaves, magnitudes, leaves, strict=True
+        )
+    ]
+    return treedef.unflatten(from_stacks(plan, grafted, others))

@@ -1,0 +1,206 @@
+"""The kernel: one approximate inverse fourth root, refreshed by matrix products.
+
+Everything here takes one matrix and is vmapped by the caller. Symbols, as in the
+paper (Algorithm 2 and appendix A.1), for the left side of a gradient G, m x n:
+
+    root    L_hat, m x m, about the inverse fourth root of Shampoo's statistic L
+    gram    G G^T
+    X       root^4 gram
+    |X|     the Frobenius norm of X
+    beta2   |X| / (|X| + 1)
+    ratio   (1 - beta2) / beta2 = 1 / |X|, weight of the gram against the old statistic
+
+The right side is the same with G^T in place of G.
+
+Two orders of products give the same new root: by way of the gram matrix,
+``5 m^3`` scalar multiplications after the ``m^2 n`` of the gram, and, for tall G,
+by way of G alone, ``7 m^2 n + 2 m n^2`` without a cube of m.
+
+So that all finite gradients work, a gradient comes here divided by a power of two
+near its largest entry, with that power beside it (:func:`split_scale`), and roots are
+divided by one of their own. Such divisions are exact: they change no bit of the
+result wherever the plain formula works at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# (1 + x)^(-1/4) = 1 - x/4 + 5 x^2/32 - ...: the factors of x, x^2, ...
+BINOMIAL_SERIES = (-1 / 4, 5 / 32)
+
+# A direction that no gradient excites grows against the others at each refresh. Once
+# it is this much larger than those that are excited, it may not grow further: 2**10
+# in a root is 2**40 in the statistic, well beyond what float32 tells apart.
+MAX_SPREAD = 2.0**10
+
+
+class Roots(NamedTuple):
+    """The two roots of a tile, or of a stack of tiles.
+
+    Attributes:
+      left: ``[R, R]``, or ``[n, R, R]`` for a stack.
+      right: ``[C, C]``, or ``[n, C, C]`` for a stack.
+    """
+
+    left: Any
+    right: Any
+
+
+def apply_roots(roots: Roots, gradient: jax.Array, *, precision: Any) -> jax.Array:
+    """The preconditioned gradient, ``left @ gradient @ right`` (line 11)."""
+    dtype = gradient.dtype
+    half = jnp.matmul(roots.left.astype(dtype), gradient, precision=precision)
+    return jnp.matmul(half, roots.right.astype(dtype), precision=precision)
+
+
+def refresh_root(
+    root: jax.Array,
+    gram: jax.Array,
+    scale: Any = 1.0,
+    *,
+    ratio: Any = None,
+    damping: Any = 0.0,
+    series: tuple[float, ...] = BINOMIAL_SERIES,
+    precision: Any = "highest",
+) -> jax.Array:
+    """Turns ``L^(-1/4)`` into (about) ``(beta2 L + (1 - beta2) gram)^(-1/4)``.
+
+    With ``root = L^(-1/4)`` and ``X = root^4 gram`` the new root is
+
+        beta2^(-1/4) root (I + ratio X)^(-1/4),    ratio = (1 - beta2) / beta2,
+
+    and the last factor is expanded as ``I + series[0] ratio X + ...``. Exact up to
+    the dropped terms if L and the gram commute; otherwise the factorisation itself
+    is off at first order in ratio. The series converges while ``|ratio X| < 1``.
+
+    Args:
+      root: the root, m x m.
+      gram: G G^T, m x m, for G divided by scale.
+      scale: a power of two.
+      ratio: weight of the gram; ``None`` is the paper's choice, ``1 / |X|``.
+      damping: ``damping * tr(gram) / m`` is added to the diagonal of the gram.
+      series: factors of x, x^2, ... in the expansion of ``(1 + x)^(-1/4)``.
+      precision: of the matrix products.
+
+    Returns:
+      The new root; the old one where the gram is zero or anything is not finite.
+    """
+    mm = functools.partial(jnp.matmul, precision=precision)
+    a, root_scale = split_scale(root.astype(gram.dtype))
+    trace = jnp.trace(gram)
+    eye = jnp.eye(len(gram), dtype=gram.dtype)
+    gram = gram + (damping * (trace / len(gram))) * eye
+    squared = mm(a, a)
+    x = mm(squared, mm(squared, gram))
+    norm = jnp.sqrt(jnp.sum(jnp.square(x)))
+    step, growth = _step_and_growth(norm, root_scale, scale, ratio)
+    # With p(X) = I + X q(X), the new root is growth * (root + root X q(X)).
+    y = step * x
+    correction = mm(a, mm(y, _polynomial(series, y, mm)))
+    new = growth * (a + correction) * root_scale
+    return _accept(root, new, norm, trace)
+
+
+def refresh_root_thin(
+    root: jax.Array,
+    gradient: jax.Array,
+    scale: Any = 1.0,
+    *,
+    ratio: Any = None,
+    series: tuple[float, ...] = BINOMIAL_SERIES,
+    precision: Any = "highest",
+) -> jax.Array:
+    """The same as :func:`refresh_root`, from a tall G and without its gram.
+
+    Args:
+      root: the root, m x m.
+      gradient: G, m x n, divided by scale.
+      scale: a power of two.
+      ratio: as in :func:`refresh_root`.
+      series: as in :func:`refresh_root`.
+      precision: of the matrix products.
+
+    Returns:
+      The new root.
+    """
+    mm = functools.partial(jnp.matmul, precision=precision)
+    a, root_scale = split_scale(root.astype(gradient.dtype))
+    b = mm(a, mm(a, mm(a, mm(a, gradient))))
+    # X itself is formed only for its norm, since tr(B^T B G^T G), which would cost
+    # less, loses twice the digits.
+    norm = jnp.sqrt(jnp.sum(jnp.square(mm(b, gradient.T))))
+    step, growth = _step_and_growth(norm, root_scale, scale, ratio)
+    # X q(X) = b q(w) g^T, with the powers taken of the n x n matrix w = g^T b.
+    q = _polynomial(series, step * mm(gradient.T, b), mm)
+    correction = mm(mm(step * mm(a, b), q), gradient.T)
+    new = growth * (a + correction) * root_scale
+    return _accept(root, new, norm, jnp.sum(jnp.square(gradient)))
+
+
+def _step_and_growth(norm: Any, root_scale: Any, scale: Any, ratio: Any) -> Any:
+    """The factor of x that makes ``ratio * X`` of it, and ``beta2^(-1/4)``."""
+    # X = both^2 x; the scales are multiplied in the order that stays near one.
+    both = jnp.maximum(root_scale * scale * root_scale, jnp.finfo(norm.dtype).tiny)
+    if ratio is not None:
+        return ratio * both * both, _fourth_root(1 + jnp.asarray(ratio, norm.dtype))
+    step = jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1), 0)
+    inverse = step / both / both  # 1 / |X|
+    growth = jnp.where(
+        jnp.isfinite(inverse),
+        _fourth_root(1 + inverse),
+        # Beyond the range of the dtype: (1 + 1/|X|)^(1/4) = |X|^(-1/4), by parts.
+        _fourth_root(step) / jnp.sqrt(both),
+    )
+    return step, growth
+
+
+def _accept(root: Any, new: Any, norm: Any, trace: Any) -> jax.Array:
+    """The guards: no growth without bound, no refresh by a bad or zero gradient.
+
+    Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
+    gram's trace, the gradient excites only directions whose root is smaller by
+    MAX_SPREAD than the largest. Then all directions are lifted by a multiple of the
+    identity: those are kept off zero, and the largest hardly notice.
+    """
+    largest = jnp.max(jnp.abs(new))
+    unseen = norm < MAX_SPREAD**-4 * trace
+    lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
+    new = new + lift * jnp.eye(len(new), dtype=new.dtype)
+    accepted = jnp.isfinite(largest) & (trace > 0)
+    return jnp.where(accepted, new.astype(root.dtype), root)
+
+
+def split_scale(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits x into ``unit * scale``, the largest entry of unit being about one.
+
+    The scale is a power of two, so nothing is rounded.
+    """
+    scale = nearest_power_of_two(jnp.max(jnp.abs(x)))
+    return x / scale, scale
+
+
+def nearest_power_of_two(x: jax.Array) -> jax.Array:
+    """The power of two nearest to x, kept within the normal numbers."""
+    info = jnp.finfo(x.dtype)
+    x = jnp.clip(x, info.tiny, info.max / 4)
+    return jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=0)
+
+
+def _fourth_root(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sqrt(x))
+
+
+def _polynomial(factors: tuple[float, ...], x: jax.Array, mm: Any) -> jax.Array:
+    """``factors[0] I + factors[1] x + factors[2] x^2 + ...`` by Horner's rule."""
+    eye = jnp.eye(len(x), dtype=x.dtype)
+    if len(factors) == 1:
+        return factors[0] * eye
+    result = factors[-2] * eye + factors[-1] * x
+    for factor in reversed(factors[:-2]):
+        result = factor * eye + mm(x, result)
+    return result

@@ -1,0 +1,177 @@
+"""Tiles of equal shape, from all leaves, in one stack; and back.
+
+The plan says which tile of which leaf sits where in which stack. It follows from
+paths, shapes and the tiling alone, is computed once (cached) and is used by ``init``
+and ``update`` alike; it is no part of the state.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jorge_optax._matrices import (
+    MatrixView,
+    as_matrices,
+    from_matrices,
+    matrices_shape,
+    normalise_view,
+)
+from jorge_optax._tiling import Panel, Tiling, cut_panels, cut_tiles, join_tiles
+
+Stacks = dict[str, jax.Array]  # tile "RxC" -> [n, R, C]
+
+
+class LeafPlan(NamedTuple):
+    """Where the tiles of one leaf sit.
+
+    Attributes:
+      path: normalised path, ``"layers/0/kernel"``.
+      shape: shape of the leaf.
+      view: the leaf's matrix, or ``None`` for a leaf without roots.
+      panels: the panels that the matrix is cut into.
+      places: for each panel, key of its stack and index of its first tile there.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    view: MatrixView | None
+    panels: tuple[Panel, ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
+
+
+class Plan(NamedTuple):
+    """The leaves, in the order of flattening, and the shapes of the stacks."""
+
+    leaves: tuple[LeafPlan, ...]
+    stacks: dict[str, tuple[int, int, int]]
+
+
+def normalise_path(path: Sequence[Any]) -> str:
+    """Joins the keys of a path by slashes, alike for dicts, modules and nnx.
+
+    nnx shows ``init`` a ``Variable`` node around each array, so that the path ends
+    in an attribute ``value`` that it does not have in ``update``: it is dropped.
+    """
+    keys = list(path)
+    if len(keys) > 1 and keys[-1] == jax.tree_util.GetAttrKey("value"):
+        keys.pop()
+    return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
+
+
+def plan_tree(tree: Any, tiling: Tiling) -> Plan:
+    """Plans the stacks of a pytree of arrays or ShapeDtypeStructs."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    for path, leaf in leaves:
+        _check_leaf(normalise_path(path), leaf)
+    return plan_stacks(
+        tuple((normalise_path(path), tuple(leaf.shape)) for path, leaf in leaves),
+        tiling,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def plan_stacks(
+    leaves: tuple[tuple[str, tuple[int, ...]], ...], tiling: Tiling
+) -> Plan:
+    """Plans the stacks for leaves given by path and shape.
+
+    Args:
+      leaves: path and shape of each leaf.
+      tiling: how the leaves are seen as matrices and cut.
+
+    Returns:
+      The plan. Stacks are named by the shape of their tiles, ``"256x64"``.
+    """
+    plans = []
+    counts: dict[str, int] = {}
+    shapes: dict[str, tuple[int, int]] = {}
+    for path, shape in leaves:
+        view = _view_of(path, shape, tiling)
+        if view is None:
+            plans.append(LeafPlan(path, shape, None))
+            continue
+        batch, rows, columns = matrices_shape(shape, view)
+        panels = cut_panels(rows, columns, tiling.max_dim)
+        places = []
+        for panel in panels:
+            key = f"{panel.rows}x{panel.columns}"
+            shapes[key] = (panel.rows, panel.columns)
+            places.append((key, counts.get(key, 0)))
+            counts[key] = places[-1][1] + batch * panel.down * panel.across
+        plans.append(LeafPlan(path, shape, view, panels, tuple(places)))
+    return Plan(tuple(plans), {key: (counts[key], *shapes[key]) for key in counts})
+
+
+def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
+    """Gathers the tiles of the leaves into their stacks, in one dtype."""
+    parts: dict[str, list[jax.Array]] = {key: [] for key in plan.stacks}
+    for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
+        if leaf_plan.view is None:
+            continue
+        matrices = as_matrices(leaf, leaf_plan.view)
+        for panel, (key, _) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
+            parts[key].append(cut_tiles(matrices, panel))
+    return {key: jnp.concatenate(tiles) for key, tiles in parts.items()}
+
+
+def from_stacks(
+    plan: Plan, stacks: Stacks, leaves: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Puts the tiles back into leaves; leaves without roots are taken from leaves."""
+    result = []
+    for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
+        if leaf_plan.view is None:
+            result.append(leaf)
+            continue
+        batch = matrices_shape(leaf_plan.shape, leaf_plan.view)[0]
+        tiles = []
+        for panel, (key, start) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
+            stop = start + batch * panel.down * panel.across
+            tiles.append(stacks[key][start:stop])
+        matrices = join_tiles(tiles, leaf_plan.panels)
+        result.append(from_matrices(matrices, leaf_plan.shape, leaf_plan.view))
+    return result
+
+
+def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | None:
+    view = tiling.view(path, shape)
+    if view is None:
+        return None
+    try:
+        view = normalise_view(shape, MatrixView(*view))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"Tiling.view gave {view!r} for the parameter {path!r} of shape {shape}: "
+            f"{error}. Return a MatrixView that names existing axes once each, "
+            "jorge_optax.default_view(shape), or None to leave the parameter out."
+        ) from error
+    if min(matrices_shape(shape, view)) < 1 or min(matrices_shape(shape, view)[1:]) < 2:
+        return None
+    return view
+
+
+def _check_leaf(path: str, leaf: Any) -> None:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not hasattr(leaf, "shape"):
+        raise TypeError(
+            f"The parameter {path!r} is {leaf!r}, not an array: Jorge takes pytrees of "
+            "floating-point arrays. Make it an array, or leave it out with "
+            "optax.masked or optax.partition."
+        )
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {dtype}, "
+            "but Jorge's roots are real. Wrap the optimizer in "
+            "optax.contrib.split_real_and_imaginary."
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {dtype}, "
+            "but Jorge trains floating-point parameters only. Leave it out with "
+            "optax.masked or optax.partition."
+        )

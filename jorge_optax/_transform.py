@@ -1,0 +1,190 @@
+"""scale_by_jorge: the paper's Algorithm 2 up to the preconditioned gradient."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jorge_optax._on_tiles import at_least_float32, on_tiles
+from jorge_optax._refresh import refresh_stacks
+from jorge_optax._roots import Roots, apply_roots
+from jorge_optax._stacks import Stacks
+from jorge_optax._tiling import Tiling
+
+
+class JorgeState(NamedTuple):
+    """State of :func:`scale_by_jorge`.
+
+    Attributes:
+      count: number of updates so far, int32, shape ``[]``.
+      roots: tile shape ``"RxC"`` to the roots of the stack of such tiles, left
+        ``[n, R, R]`` and right ``[n, C, C]``. A stack holds the tiles of that shape
+        of all parameters. (A scalar where no parameter has roots.)
+    """
+
+    count: jax.Array
+    roots: dict[str, Roots]
+
+
+def scale_by_jorge(
+    *,
+    eps: jax.typing.ArrayLike = 1e-6,
+    update_interval: jax.typing.ArrayLike | optax.Schedule = 10,
+    damping: jax.typing.ArrayLike = 0.0,
+    tiling: Tiling | None = None,
+    root_dtype: str = "float32",
+    precision: Any = "highest",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Preconditions gradients by Jorge's approximate inverse fourth roots.
+
+    The direction only: no momentum, grafting, decay or learning rate. See
+    :func:`jorge_optax.jorge` for the whole optimizer, the mathematics and the
+    arguments; leaves without roots are passed through.
+
+    Args:
+      eps: as in :func:`jorge_optax.jorge`.
+      update_interval: as in :func:`jorge_optax.jorge`.
+      damping: as in :func:`jorge_optax.jorge`.
+      tiling: as in :func:`jorge_optax.jorge`.
+      root_dtype: as in :func:`jorge_optax.jorge`.
+      precision: as in :func:`jorge_optax.jorge`.
+
+    Returns:
+      An :class:`optax.GradientTransformationExtraArgs` with a :class:`JorgeState`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jorge_optax import scale_by_jorge
+      >>> optimizer = optax.chain(
+      ...   scale_by_jorge(update_interval=1), optax.scale_by_learning_rate(0.1)
+      ... )
+      >>> state = optimizer.init({"w": jnp.ones((3, 2))})
+      >>> {key: roots.left.shape for key, roots in state[0].roots.items()}
+      {'3x2': (1, 3, 3)}
+    """
+    inner = scale_stacks_by_jorge(
+        eps=eps,
+        update_interval=update_interval,
+        damping=damping,
+        root_dtype=root_dtype,
+        precision=precision,
+    )
+    return at_least_float32(on_tiles(inner, tiling=tiling))
+
+
+def scale_stacks_by_jorge(
+    *,
+    eps: Any,
+    update_interval: Any,
+    damping: Any,
+    root_dtype: Any,
+    precision: Any,
+) -> optax.GradientTransformation:
+    """The same on stacks of tiles ``{"RxC": [n, R, C]}`` in place of leaves."""
+    _validate(eps=eps, update_interval=update_interval, damping=damping)
+    dtype = _canonical_root_dtype(root_dtype)
+    precision = jax.lax.Precision(precision) if precision else None
+
+    def init_fn(stacks: Stacks) -> JorgeState:
+        # Line 1: every root starts as eps^(-1/4) I.
+        start = jnp.asarray(eps, dtype) ** jnp.asarray(-0.25, dtype)
+
+        def identities(count: int, side: int) -> jax.Array:
+            return jnp.tile(start * jnp.eye(side, dtype=dtype), (count, 1, 1))
+
+        count = jnp.zeros([], jnp.int32)
+        if not isinstance(stacks, dict):
+            return JorgeState(count, jnp.zeros([], dtype))  # pyright: ignore
+        roots = {
+            key: Roots(identities(n, rows), identities(n, columns))
+            for key, (n, rows, columns) in ((k, s.shape) for k, s in stacks.items())
+        }
+        return JorgeState(count, roots)
+
+    def refresh(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
+        # Lines 5 to 8.
+        with jax.named_scope("jorge/refresh_roots"):
+            return refresh_stacks(
+                roots, gradients, damping=damping, precision=precision
+            )
+
+    def keep(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
+        del gradients
+        return jax.lax.platform_dependent(roots, cuda=_touch, default=lambda x: x)
+
+    def update_fn(updates: Stacks, state: JorgeState, params=None):
+        del params
+        due = _refresh_is_due(state.count, update_interval)
+        roots = jax.lax.cond(due, refresh, keep, state.roots, updates)
+        # Line 11.
+        with jax.named_scope("jorge/precondition"):
+            directions = {
+                key: apply_roots(roots[key], gradients, precision=precision)
+                for key, gradients in updates.items()
+            }
+        return directions, JorgeState(optax.safe_increment(state.count), roots)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _touch(roots: dict[str, Roots]) -> dict[str, Roots]:
+    """Returns the roots, the first entry of each written onto itself.
+
+    A branch that returns its operands makes XLA's GPU compiler copy them, twice, on
+    every step that does not refresh. A branch that writes to them works in place (if
+    the state is donated). On the CPU it is the other way round.
+    """
+
+    def touch(x: jax.Array) -> jax.Array:
+        origin = (0,) * x.ndim
+        first = jax.lax.dynamic_slice(x, origin, (1,) * x.ndim)
+        return jax.lax.dynamic_update_slice(x, first, origin)
+
+    return jax.tree.map(touch, roots)
+
+
+def _refresh_is_due(count: jax.Array, update_interval: Any) -> jax.Array:
+    interval = update_interval(count) if callable(update_interval) else update_interval
+    # Schedules return floats, in which a large count would lose its last digits.
+    interval = jnp.round(jnp.asarray(interval)).astype(jnp.int32)
+    return count % jnp.maximum(interval, 1) == 0
+
+
+def _canonical_root_dtype(root_dtype: Any) -> Any:
+    try:
+        dtype = jnp.dtype(root_dtype)
+    except TypeError as error:
+        raise ValueError(
+            f"root_dtype must name a floating-point dtype, got {root_dtype!r}. Choose "
+            "'float32', 'bfloat16' or 'float64'."
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nexp < 8:
+        raise ValueError(
+            f"root_dtype must have float32's range of exponents, got {dtype}: a root "
+            "may be as small or large as the gradient to the power -1/2. Choose "
+            "'float32', 'bfloat16' or 'float64'."
+        )
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _validate(*, eps: Any, update_interval: Any, damping: Any) -> None:
+    """Rejects concrete values that cannot be meant; tracers pass."""
+    if isinstance(eps, int | float) and not 0 < eps < float("inf"):
+        raise ValueError(
+            f"eps must be positive and finite, got {eps}: every root starts as "
+            "eps**(-1/4) times the identity. The default is 1e-6."
+        )
+    if isinstance(damping, int | float) and not 0 <= damping < float("inf"):
+        raise ValueError(f"damping must be finite and at least 0, got {damping}.")
+    if isinstance(update_interval, int | float) and (
+        update_interval < 1 or update_interval != int(update_interval)
+    ):
+        raise ValueError(
+            "update_interval must be an integer of at least 1, or a schedule of the "
+            f"step, got {update_interval}: the roots are refreshed every "
+            "update_interval steps."
+        )
