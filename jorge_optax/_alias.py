@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
-from jorge_optax._grafting import GraftState, graft, rescale
+from jorge_optax._grafting import along, graft_by, rescale, rescale_tiles
 from jorge_optax._on_tiles import at_least_float32, on_tiles
+from jorge_optax._stacks import Stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._transform import scale_by_jorge, scale_stacks_by_jorge
 
@@ -54,7 +56,8 @@ def jorge(
         - \eta_t \left( \|s_t\|_F \frac{m_t}{\|m_t\|_F} + \lambda \theta_{t-1} \right)
 
     with :math:`\hat R` refreshed likewise from :math:`G_t^\top G_t`. Leaves without
-    roots (biases, scalars) take SGD's momentum step.
+    roots (biases, scalars) take the step of the grafted optimizer, here SGD's
+    momentum step.
 
     Args:
       learning_rate: :math:`\eta`, a number or a schedule. Take that of a tuned SGD.
@@ -69,8 +72,9 @@ def jorge(
       damping: adds ``damping`` times the mean of its diagonal to the diagonal of each
         gram matrix. 0 is the paper's form.
       grafting: ``"sgd"``; or a transformation of unit learning rate, the length of
-        whose steps is taken, such as ``optax.scale_by_adam()``; or ``None`` for
-        steps :math:`\eta m_t` (Algorithm 2 as it stands).
+        whose steps is taken, such as ``optax.scale_by_adam()`` or ``optax.adam(1.0)``
+        (the sign does not matter), and whose own step the leaves without roots take;
+        or ``None`` for steps :math:`\eta m_t` (Algorithm 2 as it stands).
       tiling: how leaves are seen as matrices and cut into tiles, each with its own
         roots and its own grafted norm; ``None`` is ``Tiling()``.
       root_dtype: dtype in which roots are kept, by name.
@@ -88,13 +92,13 @@ def jorge(
       >>> target = jnp.array([[3.0, -2.0], [1.0, 4.0]])
       >>> loss = lambda params: jnp.sum((params["w"] - target) ** 2)
       >>> params = {"w": jnp.zeros((2, 2))}
-      >>> optimizer = jorge(0.05, momentum=0.9, update_interval=1)
+      >>> optimizer = jorge(0.02, momentum=0.9)
       >>> state = optimizer.init(params)
-      >>> for _ in range(100):
+      >>> for _ in range(200):
       ...   grads = jax.grad(loss)(params)
       ...   updates, state = optimizer.update(grads, state, params)
       ...   params = optax.apply_updates(params, updates)
-      >>> bool(loss(params) < 0.01)
+      >>> bool(loss(params) < 0.001)
       True
 
     References:
@@ -131,13 +135,16 @@ def jorge(
         step = optax.chain(scale_by_jorge(tiling=tiling, **options), average)
     elif isinstance(grafting, optax.GradientTransformation):
         direction = optax.chain(scale_by_jorge(tiling=tiling, **options), average)
-        step = graft(grafting, direction, tiling=tiling or Tiling())
+        rule = functools.partial(
+            rescale_tiles, tiling=tiling or Tiling(), others=along
+        )
+        step = graft_by(rule, grafting, direction)
     elif grafting == "sgd":
-        # The same as the above with optax.trace(momentum), with fewer operations: both
-        # momenta live on the stacks, and where D = G the grafted step is SGD's own.
-        direction = optax.chain(scale_stacks_by_jorge(**options), average)
+        # The same as the above with optax.trace(momentum), in fewer operations: both
+        # momenta live on the stacks.
         sgd = optax.trace(momentum)
-        step = on_tiles(_graft_stacks(sgd, direction), sgd, tiling=tiling)
+        direction = optax.chain(scale_stacks_by_jorge(**options), average)
+        step = on_tiles(graft_by(_rescale_stacks, sgd, direction), sgd, tiling=tiling)
     else:
         raise ValueError(
             "grafting must be 'sgd', an optax transformation of unit learning rate or "
@@ -152,25 +159,11 @@ def jorge(
     )
 
 
-def _graft_stacks(
-    magnitude: optax.GradientTransformation, direction: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    """:func:`graft` on stacks of tiles, with a norm for each tile."""
-
-    def init_fn(stacks):
-        return GraftState(magnitude.init(stacks), direction.init(stacks))
-
-    def update_fn(updates, state, params=None):
-        del params
-        lengths, magnitude_state = magnitude.update(updates, state.magnitude)
-        directions, direction_state = direction.update(updates, state.direction)
-        grafted = {
-            key: rescale(lengths[key], tiles, axis=(-2, -1))
-            for key, tiles in directions.items()
-        }
-        return grafted, GraftState(magnitude_state, direction_state)
-
-    return optax.GradientTransformation(init_fn, update_fn)
+def _rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
+    return {
+        key: rescale(lengths[key], tiles, axis=(-2, -1))
+        for key, tiles in directions.items()
+    }
 
 
 def _decay(weight_decay: Any, mask: Any) -> optax.GradientTransformation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -63,17 +65,32 @@ def graft(
       >>> params = {"w": jnp.zeros((2, 2))}
       >>> grads = {"w": jnp.array([[3.0, 0.0], [0.0, 4.0]])}
       >>> updates, _ = optimizer.update(grads, optimizer.init(params), params)
-      >>> print(updates["w"].round(3))
-      [[-0.354  0.   ]
-       [ 0.    -0.354]]
+      >>> print(jnp.diag(updates["w"]).round(3))
+      [-0.354 -0.354]
 
     References:
       Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
       <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
     """
-    inner = [optax.with_extra_args_support(tx) for tx in (magnitude, direction)]
-    if tiling is not None and not isinstance(tiling, Tiling):
+    if tiling is None:
+        return graft_by(
+            lambda lengths, directions: jax.tree.map(rescale, lengths, directions),
+            magnitude,
+            direction,
+        )
+    if not isinstance(tiling, Tiling):
         raise TypeError(f"graft: tiling must be a Tiling or None, got {tiling!r}.")
+    rule = functools.partial(rescale_tiles, tiling=tiling, others=rescale)
+    return graft_by(rule, magnitude, direction)
+
+
+def graft_by(
+    rule: Callable[[Any, Any], Any],
+    magnitude: optax.GradientTransformation,
+    direction: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs both transformations and joins what they make by a rule."""
+    inner = [optax.with_extra_args_support(tx) for tx in (magnitude, direction)]
 
     def init_fn(params):
         return GraftState(*(tx.init(params) for tx in inner))
@@ -83,11 +100,8 @@ def graft(
             tx.update(updates, inner_state, params, **extra_args)
             for tx, inner_state in zip(inner, state, strict=True)
         )
-        if tiling is None:
-            grafted = jax.tree.map(rescale, lengths, directions)
-        else:
-            grafted = _rescale_tiles(lengths, directions, tiling)
-        return grafted, GraftState(magnitude_state, direction_state)
+        state = GraftState(magnitude_state, direction_state)
+        return rule(lengths, directions), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -121,7 +135,23 @@ def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax
     return unit, scale, jnp.sqrt(jnp.sum(jnp.square(unit), axis, keepdims=True))
 
 
-def _rescale_tiles(lengths: Any, directions: Any, tiling: Tiling) -> Any:
+def along(step: jax.Array, direction: jax.Array) -> jax.Array:
+    """``step``, with the sign that takes it along ``direction`` and not against."""
+    dtype = jnp.promote_types(direction.dtype, jnp.float32)
+    unit, _, _ = _unit_scale_norm(step.astype(dtype), None)
+    other, _, _ = _unit_scale_norm(direction.astype(dtype), None)
+    against = jnp.sum(unit * other) < 0
+    return jnp.where(against, -step, step).astype(direction.dtype)
+
+
+def rescale_tiles(
+    lengths: Any,
+    directions: Any,
+    *,
+    tiling: Tiling,
+    others: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Any:
+    """:func:`rescale` with a norm for each tile; ``others`` for leaves without tiles."""
     leaves, treedef = jax.tree.flatten(directions)
     plan = plan_tree(directions, tiling)
     magnitudes = jax.tree.leaves(lengths)
@@ -131,10 +161,10 @@ def _rescale_tiles(lengths: Any, directions: Any, tiling: Tiling) -> Any:
         key: rescale(stacks_of_lengths[key], tiles, axis=(-2, -1))
         for key, tiles in stacks.items()
     }
-    others = [
-        leaf if leaf_plan.view else rescale(magnitude, leaf)
+    rest = [
+        leaf if leaf_plan.view else others(magnitude, leaf)
         for leaf_plan, magnitude, leaf in zip(
             plan.leaves, magnitudes, leaves, strict=True
         )
     ]
-    return treedef.unflatten(from_stacks(plan, grafted, others))
+    return treedef.unflatten(from_stacks(plan, grafted, rest))

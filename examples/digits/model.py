@@ -1,10 +1,10 @@
-"""A ResNet with one basic block a stage: 8x8 at width 16, 4x4 at 32, 2x2 at 64."""
+"""A ResNet with one basic block a stage: 8x8 at width 8, 4x4 at 16, 2x2 at 32."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-STAGES = ((16, 1), (32, 2), (64, 2))  # (width, stride)
+STAGES = ((8, 1), (16, 2), (32, 2))  # (width, stride)
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:

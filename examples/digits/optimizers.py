@@ -7,13 +7,23 @@ from jorge_optax import jorge
 
 MOMENTUM = 0.9
 
-# Each learning rate is the best of four (SGD: 0.05, 0.1, 0.2, 0.4; AdamW: 0.001,
-# 0.003, 0.01, 0.03), each tried with a cosine and with a step decay, judged on 270
-# of the training images with other seeds than the demo's. Jorge was not tuned.
+# Chosen by the same search: five learning rates (SGD: 0.05, 0.1, ... 0.8; AdamW: 0.001,
+# 0.003, ... 0.1), each with a cosine and with a step decay in thirds, four seeds that
+# the demo does not use, on 270 of the training images kept apart. Of the settings
+# within half a point of the best accuracy, the one that took the fewest steps to 98%.
 SGD_LEARNING_RATE = 0.2
 SGD_WEIGHT_DECAY = 5e-4
-ADAMW_LEARNING_RATE = 0.01
+ADAMW_LEARNING_RATE = 0.03
 ADAMW_WEIGHT_DECAY = 0.01
+
+# The paper's rule: the smallest interval (of 1, 2, 5, 10) at which a step takes at most
+# 10% longer than SGD's. Measured here on two cores.
+UPDATE_INTERVAL = 5
+
+SUMMARY = """\
+SGD, AdamW  learning rates tuned on other seeds, cosine decay
+Jorge       not tuned: SGD's settings by the paper's rules, with a step decay by 10x
+            at one third and two thirds"""
 
 
 def make_optimizers(steps: int) -> dict[str, optax.GradientTransformation]:
@@ -35,6 +45,7 @@ def make_optimizers(steps: int) -> dict[str, optax.GradientTransformation]:
             MOMENTUM,
             SGD_WEIGHT_DECAY / (1 - MOMENTUM),
             is_kernel,
+            update_interval=UPDATE_INTERVAL,
         ),
     }
 

@@ -23,6 +23,13 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
+class CompiledStep(NamedTuple):
+    """A compiled `(state, images, labels) -> (state, loss)`; donates the state."""
+
+    call: Callable[..., tuple[TrainState, jax.Array]]
+    seconds: float
+
+
 class Run(NamedTuple):
     """What was measured; the lists have one entry for each evaluation."""
 
@@ -30,37 +37,33 @@ class Run(NamedTuple):
     accuracy: list[float]  # on the test images
     loss: list[float]  # mean training loss since the last evaluation
     step_ms: list[float]  # mean time of a step since the last evaluation
-    compile_s: float
 
 
 def train(
     optimizer: optax.GradientTransformation,
+    train_step: CompiledStep,
     data: Digits,
     batches: Batches,
     *,
     seed: int,
     eval_every: int,
-    on_eval: Callable[[int, float], None],
+    on_steps: Callable[[int], object],
 ) -> Run:
-    """Trains on every batch; calls `on_eval(step, accuracy)` at each evaluation."""
-    graph, params, batch_stats = nnx.split(
-        ResNet(nnx.Rngs(seed)), nnx.Param, nnx.BatchStat
-    )
-    state = TrainState(params, batch_stats, optimizer.init(params))
-    start = time.perf_counter()
-    train_step = compile_train_step(graph, optimizer, state, batches)
-    run = Run([], [], [], [], compile_s=time.perf_counter() - start)
-
+    """Trains on every batch; calls `on_steps(how many)` after each evaluation."""
+    state, graph = make_state(optimizer, seed)
+    run = Run([], [], [], [])
     total = len(batches.labels)
     for first in range(0, total, eval_every):
         last = min(first + eval_every, total)
         losses = []
         start = time.perf_counter()
         for step in range(first, last):
-            state, loss = train_step(state, batches.images[step], batches.labels[step])
+            state, loss = train_step.call(
+                state, batches.images[step], batches.labels[step]
+            )
             losses.append(loss)
         jax.block_until_ready(state)
-        elapsed = time.perf_counter() - start
+        seconds = time.perf_counter() - start
 
         hits = count_hits(
             graph, state.params, state.batch_stats, data.test_images, data.test_labels
@@ -68,18 +71,26 @@ def train(
         run.steps.append(last)
         run.accuracy.append(int(hits) / len(data.test_labels))
         run.loss.append(float(np.mean(losses)))
-        run.step_ms.append(1e3 * elapsed / (last - first))
-        on_eval(last, run.accuracy[-1])
+        run.step_ms.append(1e3 * seconds / (last - first))
+        on_steps(last - first)
     return run
 
 
-def compile_train_step(
-    graph: nnx.GraphDef,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    batches: Batches,
-) -> Callable[..., tuple[TrainState, jax.Array]]:
-    """Compiles `(state, images, labels) -> (state, loss)`; donates the state."""
+def make_state(
+    optimizer: optax.GradientTransformation, seed: int
+) -> tuple[TrainState, nnx.GraphDef]:
+    """Returns the start of a run, the same weights for each optimizer."""
+    graph, params, batch_stats = nnx.split(
+        ResNet(nnx.Rngs(seed)), nnx.Param, nnx.BatchStat
+    )
+    return TrainState(params, batch_stats, optimizer.init(params)), graph
+
+
+def compile_step(
+    optimizer: optax.GradientTransformation, batches: Batches
+) -> CompiledStep:
+    """Compiles one step of training, for all seeds."""
+    state, graph = make_state(optimizer, seed=0)
 
     def loss_fn(params, batch_stats, images, labels):
         model = nnx.merge(graph, params, batch_stats, copy=True)
@@ -95,8 +106,10 @@ def compile_train_step(
         params = optax.apply_updates(state.params, updates)
         return TrainState(params, batch_stats, opt_state), loss
 
+    start = time.perf_counter()
     jitted = jax.jit(step, donate_argnums=0)
-    return jitted.lower(state, batches.images[0], batches.labels[0]).compile()
+    compiled = jitted.lower(state, batches.images[0], batches.labels[0]).compile()
+    return CompiledStep(compiled, time.perf_counter() - start)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,0 +1,82 @@
+"""Exact counts: multiplications in matrix products, orders of products, bytes."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jorge_optax import Tiling
+from jorge_optax._stacks import plan_tree
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of matrix products: of each step, of a refresh."""
+
+    plain: int
+    refresh: int
+
+
+def matmul_flops(function, *structs) -> Flops:
+    """Counts the operations of all matrix products that a function is traced to.
+
+    Products inside a conditional count as refresh: there is one, and the branch that
+    keeps the roots has none.
+    """
+    jaxpr = jax.make_jaxpr(function)(*structs)
+
+    def count(jaxpr) -> tuple[int, int]:
+        outside = inside = 0
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                (lhs, _), _ = equation.params["dimension_numbers"]
+                shape = equation.invars[0].aval.shape
+                contracted = math.prod(shape[axis] for axis in lhs)
+                outside += 2 * contracted * equation.outvars[0].aval.size
+            elif equation.primitive.name == "cond":
+                branches = [count(b.jaxpr) for b in equation.params["branches"]]
+                inside += max(sum(branch) for branch in branches)
+            else:
+                for inner in jax.core.jaxprs_in_params(equation.params):
+                    more = count(inner)
+                    outside, inside = outside + more[0], inside + more[1]
+        return outside, inside
+
+    return Flops(*count(jaxpr.jaxpr))
+
+
+def cheapest_refresh(m: int, n: int, terms: int = 2) -> int:
+    """The fewest multiplications to refresh the root of the side m of an m x n tile.
+
+    The least over: X as root^4 (G G^T) or as (root^4 G) G^T; root^4 Y by four products
+    or by way of root^2; and the series in X, or in the n x n matrix G^T root^4 G. X is
+    always formed, since its norm is needed.
+    """
+    costs = []
+    for gram in (True, False):
+        width = m if gram else n
+        for powers in (4 * m * m * width, m**3 + 2 * m * m * width):
+            shared = powers + m * m * n  # the gram, or X
+            costs.append(shared + terms * m**3)
+            if not gram:
+                thin = 2 * m * n * n + max(terms - 2, 0) * n**3 + 2 * m * m * n
+                costs.append(shared + thin)
+    return min(costs)
+
+
+def least_flops(params, tiling: Tiling) -> Flops:
+    """What the formulas demand of the tiles of these parameters."""
+    plain = refresh = 0
+    for n, rows, columns in plan_tree(params, tiling).stacks.values():
+        plain += n * (rows * rows * columns + rows * columns * columns)
+        refresh += n * (cheapest_refresh(rows, columns))
+        refresh += n * (cheapest_refresh(columns, rows))
+    return Flops(2 * plain, 2 * refresh)
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all arrays of a tree, or of what would be arrays."""
+    return sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )

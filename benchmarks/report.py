@@ -1,0 +1,103 @@
+"""Makes the tables in README and docs from the committed JSON.
+
+Tables stand between ``<!-- table:NAME -->`` and ``<!-- end -->``.
+
+    python -m benchmarks.report           # writes them
+    python -m benchmarks.report --check   # fails if one is out of date
+"""
+
+import pathlib
+import re
+import sys
+
+import numpy as np
+
+from benchmarks import results
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOT = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def refresh_bias() -> str:
+    """Sides across, commuting or not down."""
+    rows = [r for r in results.read("refresh_bias")["rows"] if r["refreshes"] == 1000]
+    sides = sorted({row["side"] for row in rows})
+    table = []
+    for commuting in (True, False):
+        errors = {
+            row["side"]: np.mean(row["relative_error"])
+            for row in rows
+            if row["commuting"] == commuting
+        }
+        name = "all matrices commute" if commuting else "they do not"
+        table.append([name, *(f"{errors[side]:.1%}" for side in sides)])
+    return markdown(["", *(f"{side} x {side}" for side in sides)], table)
+
+
+def update_cost() -> str:
+    """The update alone, of two models."""
+    rows = results.read("update_cost")["rows"]
+    table = []
+    for row in rows:
+        compile_, ratio = row["compile_seconds"], row["compile_over_adamw"]
+        flops, step = row["matmul_flops"], row["step_seconds"]
+        jorge = row["optimizer"] == "jorge"
+        least = row.get("least_matmul_flops")
+        ms = {k: f"{1e3 * v['median']:.0f}" for k, v in step.items() if k != "plain_over_adamw"}
+        table.append(
+            [
+                row["model"],
+                row["optimizer"],
+                f"{row['lowered_characters'] / 1e3:.0f} kB",
+                f"{compile_['median']:.1f} s",
+                f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                f"{flops['plain'] / 1e9:.1f}" if jorge else "0",
+                f"{flops['refresh'] / 1e9:.0f} ({flops['refresh'] / least['refresh']:.3f})"
+                if least
+                else "",
+                f"{row['state_bytes'] / 1e6:.0f} MB",
+                ms["plain"] + (f", refresh {ms['refresh']}" if jorge else ""),
+            ]
+        )
+    return markdown(
+        [
+            "model",
+            "optimizer",
+            "lowered text",
+            "compile",
+            "compile over AdamW's (spread)",
+            "matmul GFLOP, each step",
+            "a refresh (over the least)",
+            "state",
+            "step, ms, CPU",
+        ],
+        table,
+    )
+
+
+TABLES = {"refresh_bias": refresh_bias, "update_cost": update_cost}
+
+
+def filled(text: str) -> str:
+    """The text with all its tables made anew."""
+    return SLOT.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+
+
+def main() -> None:
+    """Writes or checks the tables."""
+    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    for page in stale:
+        if "--check" in sys.argv:
+            sys.exit(f"{page.relative_to(ROOT)} is out of date: make report")
+        page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

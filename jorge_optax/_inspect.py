@@ -1,0 +1,232 @@
+"""What Jorge will do with your parameters, before it does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jorge_optax._alias import jorge
+from jorge_optax._matrices import default_view, matrices_shape
+from jorge_optax._stacks import LeafPlan, plan_tree
+from jorge_optax._tiling import Tiling
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafDescription:
+    """One row of :func:`describe`'s table.
+
+    Attributes:
+      path: of the parameter.
+      shape: of the parameter.
+      matrix: the matrix view, ``"576x128"``, with the batch before it if there is one.
+      tiles: how many tiles of which shape, ``"3 of 192x128"``.
+      stacks: keys of the stacks that the tiles lie in.
+      state_bytes: bytes of roots and momenta.
+      preconditioned: ``"yes"``, or why not.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    matrix: str
+    tiles: str
+    stacks: tuple[str, ...]
+    state_bytes: int
+    preconditioned: str
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Description:
+    """What :func:`describe` returns; printing it shows the table.
+
+    Attributes:
+      leaves: a row for each parameter.
+      parameter_bytes: bytes of the parameters.
+      state_bytes: bytes of Jorge's state, exact.
+      sgd_bytes: bytes of the state of SGD with momentum.
+      adamw_bytes: bytes of the state of AdamW.
+      stacks: number of tiles in each stack.
+    """
+
+    leaves: tuple[LeafDescription, ...]
+    parameter_bytes: int
+    state_bytes: int
+    sgd_bytes: int
+    adamw_bytes: int
+    stacks: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, lists and strings only, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __repr__(self) -> str:
+        """The table."""
+        header = ("parameter", "shape", "matrix", "tiles", "state", "preconditioned")
+        rows = [
+            (
+                leaf.path,
+                "x".join(map(str, leaf.shape)) or "scalar",
+                leaf.matrix,
+                leaf.tiles,
+                _size(leaf.state_bytes),
+                leaf.preconditioned,
+            )
+            for leaf in self.leaves
+        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (header, tuple("-" * width for width in widths), *rows)
+        ]
+        over = [
+            f"{self.state_bytes / max(other, 1):.2f} x {name}'s {_size(other)}"
+            for name, other in (("SGD", self.sgd_bytes), ("AdamW", self.adamw_bytes))
+        ]
+        lines += [
+            "",
+            f"{len(self.leaves)} parameters of {_size(self.parameter_bytes)} in "
+            f"{len(self.stacks)} stack{'s'[: len(self.stacks) != 1]}: "
+            + ", ".join(f"{n} of {key}" for key, n in self.stacks.items()),
+            f"state {_size(self.state_bytes)}: " + ", ".join(over),
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def describe(
+    params: Any, *, tiling: Tiling | None = None, **options: Any
+) -> Description:
+    """A table of what Jorge does with each parameter, and what it costs in memory.
+
+    Allocates nothing: parameters may be arrays or ``jax.ShapeDtypeStruct``.
+
+    Args:
+      params: a pytree of parameters: a dict, an ``nnx`` state or module's state, an
+        Equinox module (filtered to its arrays).
+      tiling: as for :func:`jorge_optax.jorge`.
+      **options: other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
+
+    Returns:
+      A :class:`Description`; print it.
+
+    Examples:
+      >>> import jax
+      >>> from jorge_optax import describe
+      >>> describe({
+      ...   "conv": jax.ShapeDtypeStruct((3, 3, 64, 128), "float32"),
+      ...   "bias": jax.ShapeDtypeStruct((128,), "float32"),
+      ... })
+      parameter  shape       matrix   tiles         state   preconditioned
+      ---------  ----------  -------  ------------  ------  --------------
+      bias       128         -        -             512 B   no: no matrix
+      conv       3x3x64x128  576x128  3 of 192x128  1.2 MB  yes
+      <BLANKLINE>
+      2 parameters of 295.4 kB in 1 stack: 3 of 192x128
+      state 1.2 MB: 4.16 x SGD's 295.4 kB, 2.08 x AdamW's 590.9 kB
+    """
+    tiling = tiling or Tiling()
+    plan = plan_tree(params, tiling)
+    optimizer = functools.partial(jorge, 0.0, **options)
+    rows = tuple(
+        LeafDescription(
+            path=leaf_plan.path,
+            shape=leaf_plan.shape,
+            matrix=_matrix_text(leaf_plan),
+            tiles=_tiles_text(leaf_plan),
+            stacks=tuple(key for key, _ in leaf_plan.places),
+            state_bytes=_leaf_bytes(leaf_plan, leaf.dtype, tiling.max_dim, optimizer),
+            preconditioned=_reason(leaf_plan),
+        )
+        for leaf_plan, leaf in zip(plan.leaves, jax.tree.leaves(params), strict=True)
+    )
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    return Description(
+        leaves=rows,
+        parameter_bytes=_bytes(structs),
+        state_bytes=state_size(params, tiling=tiling, **options),
+        sgd_bytes=_bytes(jax.eval_shape(optax.sgd(1.0, 0.9).init, structs)),
+        adamw_bytes=_bytes(jax.eval_shape(optax.adamw(1.0).init, structs)),
+        stacks={key: shape[0] for key, shape in plan.stacks.items()},
+    )
+
+
+def state_size(params: Any, *, tiling: Tiling | None = None, **options: Any) -> int:
+    """Bytes of Jorge's state for these parameters; allocates nothing.
+
+    Args:
+      params: a pytree of arrays or ``jax.ShapeDtypeStruct``.
+      tiling: as for :func:`jorge_optax.jorge`.
+      **options: other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
+
+    Returns:
+      The number of bytes that all arrays of the state take.
+
+    Examples:
+      >>> import jax
+      >>> from jorge_optax import state_size
+      >>> params = {"w": jax.ShapeDtypeStruct((512, 512), "float32")}
+      >>> state_size(params) - 4 * (512 * 512 * 4)  # two roots, two momenta, 2 counts
+      8
+    """
+    optimizer = jorge(0.0, tiling=tiling, **options)
+    return _bytes(jax.eval_shape(optimizer.init, params))
+
+
+def _leaf_bytes(leaf: LeafPlan, dtype: Any, max_dim: int, optimizer: Any) -> int:
+    """Bytes of a leaf's roots and momenta: its state alone, counts left out."""
+
+    def floats(params: Any) -> int:
+        tiling = Tiling(max_dim, view=lambda *_: leaf.view)
+        state = jax.eval_shape(optimizer(tiling=tiling).init, params)
+        leaves = jax.tree.leaves(state)
+        return _bytes([x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)])
+
+    alone = floats(jax.ShapeDtypeStruct(leaf.shape, dtype))
+    # Scalars stand in for the stacks where there are none; they are no leaf's.
+    return alone if leaf.view else alone - floats({})
+
+
+def _matrix_text(leaf: LeafPlan) -> str:
+    if leaf.view is None:
+        return "-"
+    batch, rows, columns = matrices_shape(leaf.shape, leaf.view)
+    return (f"{batch} of " if batch > 1 else "") + f"{rows}x{columns}"
+
+
+def _tiles_text(leaf: LeafPlan) -> str:
+    if leaf.view is None:
+        return "-"
+    batch = matrices_shape(leaf.shape, leaf.view)[0]
+    return ", ".join(
+        f"{batch * panel.down * panel.across} of {panel.rows}x{panel.columns}"
+        for panel in leaf.panels
+    )
+
+
+def _reason(leaf: LeafPlan) -> str:
+    if leaf.view is not None:
+        return "yes"
+    if len(leaf.shape) < 2:
+        return "no: no matrix"
+    if default_view(leaf.shape) is None:
+        return "no: a side shorter than 2"
+    return "no: left out by Tiling.view"
+
+
+def _bytes(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _size(count: int) -> str:
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count} B"

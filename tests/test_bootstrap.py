@@ -1,0 +1,283 @@
+"""Single-shot tuning: the paper's tables, the schedule, and bad input."""
+
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jorge_optax import (
+    from_adamw,
+    from_sgd,
+    growing_interval,
+    jorge,
+    step_decay_in_thirds,
+)
+
+# The paper's appendix: SGD's table, and Jorge's, for the same four benchmarks.
+PAPER = {
+    "ResNet-50, batch 1024": {
+        "sgd": (0.4, 0.9, 1e-4),
+        "epochs": 90,
+        "warmup_epochs": 5,
+        "sgd_schedule": "warm-up, then steps at 30 and 60",
+        "jorge": (0.4, 0.9, 1e-3),
+        "decays_at": (30, 60),
+        "interval": 50,
+    },
+    "ResNet-50, batch 256": {
+        "sgd": (0.1, 0.9, 1e-4),
+        "epochs": 90,
+        "warmup_epochs": 0,
+        "sgd_schedule": "steps at 30 and 60",
+        "jorge": (0.1, 0.9, 1e-3),
+        "decays_at": (30, 60),
+        "interval": 2,
+    },
+    "DeepLabv3": {
+        "sgd": (0.02, 0.9, 1e-4),
+        "epochs": 30,
+        "warmup_epochs": 0,
+        "sgd_schedule": "polynomial",
+        "jorge": (0.02, 0.9, 1e-3),
+        "decays_at": (10, 20),
+        "interval": 4,
+    },
+    "Mask R-CNN": {
+        "sgd": (0.02, 0.9, 1e-4),
+        "epochs": 26,
+        "warmup_epochs": 0,
+        "sgd_schedule": "steps at 16 and 22",
+        "jorge": (0.02, 0.9, 1e-3),
+        "decays_at": (8, 16),
+        "interval": 8,
+    },
+}
+STEPS_PER_EPOCH = 7
+
+
+def sgd_schedule(row):
+    """SGD's learning rate over the steps, as the paper's table has it."""
+    peak, total = row["sgd"][0], row["epochs"] * STEPS_PER_EPOCH
+    warmup = row["warmup_epochs"] * STEPS_PER_EPOCH
+    if row["sgd_schedule"] == "polynomial":
+        return optax.polynomial_schedule(peak, 0.0, 0.9, total)
+    epochs = (16, 22) if "16" in row["sgd_schedule"] else (30, 60)
+    drops = {epoch * STEPS_PER_EPOCH: 0.1 for epoch in epochs}
+    steps = optax.piecewise_constant_schedule(peak, drops)
+    if not warmup:
+        return steps
+    return lambda count: jnp.where(count < warmup, peak * count / warmup, steps(count))
+
+
+@pytest.mark.parametrize("form", ["number", "schedule"])
+@pytest.mark.parametrize("benchmark", PAPER)
+def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark, form):
+    row = PAPER[benchmark]
+    rate, momentum, decay = row["sgd"]
+    warmup = row["warmup_epochs"] * STEPS_PER_EPOCH
+    config = from_sgd(
+        rate if form == "number" else sgd_schedule(row),
+        momentum,
+        decay,
+        epochs=row["epochs"],
+        steps_per_epoch=STEPS_PER_EPOCH,
+        warmup_steps=warmup if form == "number" else None,
+    )
+    assert (config.learning_rate, config.momentum, config.weight_decay) == row["jorge"]
+    assert config.boundaries == tuple(e * STEPS_PER_EPOCH for e in row["decays_at"])
+    assert config.warmup_steps == warmup
+    schedule = config.schedule()
+    for number, epoch in enumerate(row["decays_at"]):
+        step = epoch * STEPS_PER_EPOCH
+        chex.assert_trees_all_close(float(schedule(step - 1)), rate * 0.1**number)
+        chex.assert_trees_all_close(float(schedule(step)), rate * 0.1 ** (number + 1))
+    # Negative control: another number of epochs decays elsewhere.
+    other = from_sgd(
+        rate, momentum, decay, epochs=row["epochs"] + 3, steps_per_epoch=STEPS_PER_EPOCH
+    )
+    assert other.boundaries != config.boundaries
+
+
+def test_schedule_is_exact_at_its_boundaries_and_in_its_warmup():
+    schedule = step_decay_in_thirds(0.4, 90, warmup_steps=5, warmup_from=0.1)
+    expected = {0: 0.1, 1: 0.16, 4: 0.34, 5: 0.4, 29: 0.4, 30: 0.04, 59: 0.04}
+    expected |= {60: 0.004, 89: 0.004, 10_000: 0.004}
+    for step, rate in expected.items():
+        chex.assert_trees_all_close(float(schedule(step)), rate, rtol=1e-6)
+    jitted = jax.jit(schedule)
+    for step in (0, 4, 5, 29, 30, 60):
+        chex.assert_trees_all_close(jitted(jnp.int32(step)), schedule(step))
+
+
+def test_schedule_does_what_join_schedules_does_not():
+    """optax.join_schedules restarts the count: the decay would come 5 steps late."""
+    joined = optax.join_schedules(
+        [optax.linear_schedule(0.0, 0.1, 5), step_decay_in_thirds(0.1, 90)], [5]
+    )
+    ours = step_decay_in_thirds(0.1, 90, warmup_steps=5)
+    assert float(ours(30)) == pytest.approx(0.01)
+    assert float(joined(30)) == pytest.approx(0.1)
+
+
+def test_config_prints_goes_to_json_can_be_changed_and_trains():
+    mask = {"w": True}
+    config = from_sgd(0.1, 0.9, 1e-4, total_steps=90, weight_decay_mask=mask)
+    assert "weight_decay     0.001" in str(config)
+    assert json.loads(json.dumps(config.to_dict()))["boundaries"] == [30, 60]
+    assert config.replace(update_interval=3).update_interval == 3
+    with pytest.raises(AttributeError):
+        config.momentum = 0.5
+    params = {"w": jnp.ones((3, 2))}
+    grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)))}
+    by_hand = jorge(
+        step_decay_in_thirds(0.1, 90), 0.9, 1e-3, mask, update_interval=10
+    )
+    updates = [
+        tx.update(grads, tx.init(params), params)[0]
+        for tx in (by_hand, config.optimizer(), config.optimizer(momentum=0.5))
+    ]
+    chex.assert_trees_all_equal(updates[0], updates[1])
+    eps = config.optimizer(learning_rate=0.2)
+    with pytest.raises(AssertionError):
+        other = eps.update(grads, eps.init(params), params)[0]
+        chex.assert_trees_all_equal(other, updates[1])
+
+
+def test_what_is_not_carried_over_is_said():
+    config = from_sgd(
+        optax.cosine_decay_schedule(0.1, 90), 0.9, 1e-4, total_steps=90, nesterov=True
+    )
+    assert any("Nesterov" in note for note in config.notes)
+    assert any("step decay in thirds" in note for note in config.notes)
+    warm = optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 90)
+    config = from_sgd(warm, 0.9, 1e-4, total_steps=90)
+    assert config.warmup_steps == 10
+    assert config.learning_rate == 0.1
+    assert any("warm-up" in note for note in config.notes)
+
+
+def test_decay_that_is_decoupled_already_is_not_divided():
+    config = from_sgd(0.1, 0.9, 1e-4, total_steps=90, decoupled=True)
+    assert config.weight_decay == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
+        ({"momentum": -0.1}, r"momentum must lie in \[0, 1\)"),
+        ({"weight_decay": -1e-4}, "weight_decay must be at least 0, got -0.0001"),
+        ({"total_steps": None}, "Pass the length of training"),
+        ({"epochs": 90}, "Pass the length of training"),
+        ({"total_steps": None, "epochs": 90}, "Pass the length of training"),
+        ({"total_steps": 2}, "total_steps must be at least 3"),
+        (
+            {"total_steps": None, "epochs": 2, "steps_per_epoch": 5},
+            "at least 3 epochs",
+        ),
+        ({"learning_rate": 0.0}, "must be finite, and positive"),
+        ({"learning_rate": lambda step: step * jnp.nan}, "must be finite"),
+        ({"learning_rate": lambda step: "no number"}, "cannot be transferred"),
+        ({"learning_rate": lambda step: jnp.ones(3)}, "cannot be transferred"),
+        (
+            {"learning_rate": optax.linear_schedule(0.0, 0.1, 90)},
+            "reaches beyond the first decay",
+        ),
+    ],
+)
+def test_wrong_input_gets_a_clear_answer(arguments, message):
+    good = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+    with pytest.raises(ValueError, match=message):
+        from_sgd(**{**good, "total_steps": 90, **arguments})
+
+
+def test_step_decay_rejects_a_warmup_beyond_its_first_boundary():
+    with pytest.raises(ValueError, match=r"warmup_steps must lie in \[0, 30\]"):
+        step_decay_in_thirds(0.1, 90, warmup_steps=31)
+    with pytest.raises(ValueError, match="total_steps must be at least 1"):
+        step_decay_in_thirds(0.1, 0)
+
+
+def refresh_steps(interval, steps):
+    return [step for step in range(steps) if step % int(interval(step)) == 0]
+
+
+@pytest.mark.parametrize(("last", "first", "refreshes"), [(50, 1, 10), (64, 4, 3)])
+def test_growing_interval_refreshes_often_early_and_rarely_later(
+    last, first, refreshes
+):
+    interval = growing_interval(last, first=first, refreshes=refreshes)
+    steps = refresh_steps(interval, 3000)
+    gaps = np.diff(steps)
+    assert gaps[0] == first
+    assert gaps[-1] == last
+    assert np.all(gaps >= first)
+    assert np.all(gaps <= last)
+    # It never shrinks, but once where `last` is no multiple of the interval before.
+    assert np.sum(np.diff(gaps) < 0) <= (last == 50)
+    doublings = np.log2(last / first)
+    constant = 3000 / last
+    assert len(steps) < constant + (refreshes + 2) * (doublings + 2)
+
+
+def test_growing_interval_drives_the_optimizer():
+    optimizer = jorge(0.1, update_interval=growing_interval(4, refreshes=2))
+    state = optimizer.init(jnp.zeros((4, 3)))
+    update = jax.jit(optimizer.update)
+    refreshed = []
+    for step in range(16):
+        before = optax.tree.get(state, "roots")
+        _, state = update(jax.random.normal(jax.random.key(step), (4, 3)), state)
+        after = optax.tree.get(state, "roots")
+        if (before["4x3"].left != after["4x3"].left).any():
+            refreshed.append(step)
+    assert refreshed == refresh_steps(growing_interval(4, refreshes=2), 16)
+
+
+def test_growing_interval_rejects_nonsense():
+    with pytest.raises(ValueError, match="1 <= first <= last"):
+        growing_interval(4, first=8)
+    with pytest.raises(ValueError, match="refreshes must be at least 1"):
+        growing_interval(4, refreshes=0)
+
+
+def test_from_adamw_grafts_onto_adams_length():
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.ones((6, 5)), "b": jnp.ones(5)}
+    config = from_adamw(0.1, 0.8, 0.95, 1e-6, weight_decay=0.01)
+    assert json.loads(json.dumps(config.to_dict()))["b2"] == 0.95
+    optimizers = {
+        "jorge": config.optimizer(),
+        "adamw": optax.adamw(0.1, 0.8, 0.95, 1e-6, weight_decay=0.01),
+    }
+    states = {name: tx.init(params) for name, tx in optimizers.items()}
+    for _ in range(5):
+        grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
+        updates = {}
+        for name, tx in optimizers.items():
+            updates[name], states[name] = tx.update(grads, states[name], params)
+        # Leaves without roots take AdamW's own step.
+        chex.assert_trees_all_close(
+            updates["jorge"]["b"], updates["adamw"]["b"], rtol=1e-5
+        )
+        # The others its length, decay apart, but not its direction.
+        decay = 0.1 * 0.01 * params["w"]
+        lengths = [jnp.linalg.norm(u["w"] + decay) for u in updates.values()]
+        chex.assert_trees_all_close(*lengths, rtol=1e-5)
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_close(updates["jorge"], updates["adamw"], rtol=1e-2)
+
+
+def test_from_adamw_keeps_a_schedule_and_rejects_nonsense():
+    schedule = optax.cosine_decay_schedule(0.1, 100)
+    config = from_adamw(schedule)
+    assert config.kwargs()["learning_rate"] is schedule
+    assert "a schedule" in str(config)
+    with pytest.raises(ValueError, match=r"b2 must lie in \[0, 1\), got 1.0"):
+        from_adamw(0.1, b2=1.0)
+    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+        from_adamw(0.1, weight_decay=-1)

@@ -1,0 +1,96 @@
+"""Documentation that cannot drift: it is run, and compared with the code."""
+
+import doctest
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import jorge_optax
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MODULES = [
+    importlib.import_module(f"jorge_optax.{module.name}")
+    for module in pkgutil.iter_modules(jorge_optax.__path__)
+]
+
+
+def blocks():
+    for page in PAGES:
+        for number, match in enumerate(BLOCK.finditer(page.read_text())):
+            name = f"{page.relative_to(ROOT)}:{number}"
+            yield pytest.param(match[1], id=name)
+
+
+@pytest.mark.parametrize("code", list(blocks()))
+def test_code_blocks_run(code):
+    with jax.numpy_rank_promotion("allow"):  # as users have it
+        exec(compile(code, "<documentation>", "exec"), {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_doctests_pass(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_every_public_function_has_a_doctested_example():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for name in jorge_optax.__all__:
+        if name[0].islower() or name in ("Tiling", "MatrixView"):
+            tests = finder.find(getattr(jorge_optax, name), name)
+            assert any(test.examples for test in tests), name
+
+
+def test_api_page_lists_exactly_the_public_names():
+    text = (ROOT / "docs" / "api.md").read_text()
+    table = text.split("## `jorge", 1)[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(names) == sorted(jorge_optax.__all__)
+
+
+def test_documented_defaults_are_the_real_ones():
+    text = (ROOT / "docs" / "api.md").read_text()
+    section = text.split("## `jorge(", 1)[1].split("\n## ", 1)[0]
+    documented = dict(
+        (name, cell.strip()) for name, cell in re.findall(r"^\| `(\w+)` \|(.*?)\|", section, re.MULTILINE)
+    )
+    parameters = inspect.signature(jorge_optax.jorge).parameters
+    assert list(documented) == list(parameters)
+    for name, parameter in parameters.items():
+        empty = parameter.default is inspect.Parameter.empty
+        assert documented[name] == ("" if empty else f"`{parameter.default!r}`")
+    ours = inspect.signature(jorge_optax.scale_by_jorge).parameters
+    for name, parameter in ours.items():
+        assert parameter.default == parameters[name].default
+
+
+def test_newest_changelog_entry_is_this_version():
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and newest[1] == jorge_optax.__version__
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tables_are_made_from_the_committed_results():
+    command = [sys.executable, "-m", "benchmarks.report", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_package_imports_nothing_private():
+    for source in (ROOT / "jorge_optax").glob("*.py"):
+        assert not re.search(r"(optax|jax)\._src", source.read_text()), source
