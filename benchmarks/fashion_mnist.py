@@ -62,7 +62,9 @@ def train(optimizer, seed: int, steps: int, batch_size: int = 256) -> np.ndarray
     def run(params, indices):
         def step(carry, index):
             params, state = carry
-            value, grads = jax.value_and_grad(loss)(params, images[index], labels[index])
+            value, grads = jax.value_and_grad(loss)(
+                params, images[index], labels[index]
+            )
             updates, state = optimizer.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), value
 

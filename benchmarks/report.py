@@ -50,7 +50,11 @@ def update_cost() -> str:
         flops, step = row["matmul_flops"], row["step_seconds"]
         jorge = row["optimizer"] == "jorge"
         least = row.get("least_matmul_flops")
-        ms = {k: f"{1e3 * v['median']:.0f}" for k, v in step.items() if k != "plain_over_adamw"}
+        ms = {
+            k: f"{1e3 * v['median']:.0f}"
+            for k, v in step.items()
+            if k != "plain_over_adamw"
+        }
         table.append(
             [
                 row["model"],
@@ -59,9 +63,7 @@ def update_cost() -> str:
                 f"{compile_['median']:.1f} s",
                 f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
                 f"{flops['plain'] / 1e9:.1f}" if jorge else "0",
-                f"{flops['refresh'] / 1e9:.0f} ({flops['refresh'] / least['refresh']:.3f})"
-                if least
-                else "",
+                _refresh_text(flops["refresh"], least["refresh"]) if least else "",
                 f"{row['state_bytes'] / 1e6:.0f} MB",
                 ms["plain"] + (f", refresh {ms['refresh']}" if jorge else ""),
             ]
@@ -80,6 +82,10 @@ def update_cost() -> str:
         ],
         table,
     )
+
+
+def _refresh_text(flops: int, least: int) -> str:
+    return f"{flops / 1e9:.0f} ({flops / least:.3f})"
 
 
 TABLES = {"refresh_bias": refresh_bias, "update_cost": update_cost}

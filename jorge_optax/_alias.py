@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
+from jorge_optax._checks import check_number, is_zero
 from jorge_optax._grafting import along, graft_by, rescale, rescale_tiles
 from jorge_optax._on_tiles import at_least_float32, on_tiles
 from jorge_optax._stacks import Stacks
@@ -116,12 +118,19 @@ def jorge(
 
     .. seealso:: :func:`jorge_optax.scale_by_jorge`, :func:`jorge_optax.graft`
     """
-    if isinstance(momentum, int | float) and not 0 <= momentum < 1:
-        raise ValueError(
-            f"momentum must lie in [0, 1), got {momentum}. SGD's 0.9 is usual."
-        )
-    if isinstance(weight_decay, int | float) and not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+    check_number(
+        "momentum",
+        momentum,
+        "must lie in [0, 1)",
+        lambda x: 0 <= x < 1,
+        "SGD's 0.9 is usual.",
+    )
+    check_number(
+        "weight_decay",
+        weight_decay,
+        "must be finite and at least 0",
+        lambda x: 0 <= x < math.inf,
+    )
 
     options: dict[str, Any] = dict(
         eps=eps,
@@ -135,9 +144,7 @@ def jorge(
         step = optax.chain(scale_by_jorge(tiling=tiling, **options), average)
     elif isinstance(grafting, optax.GradientTransformation):
         direction = optax.chain(scale_by_jorge(tiling=tiling, **options), average)
-        rule = functools.partial(
-            rescale_tiles, tiling=tiling or Tiling(), others=along
-        )
+        rule = functools.partial(rescale_tiles, tiling=tiling or Tiling(), others=along)
         step = graft_by(rule, grafting, direction)
     elif grafting == "sgd":
         # The same as the above with optax.trace(momentum), in fewer operations: both
@@ -168,15 +175,15 @@ def _rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
 
 def _decay(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
     """Decoupled decay; asks for parameters only if there is any."""
-    if isinstance(weight_decay, int | float) and weight_decay == 0:
+    if is_zero(weight_decay):
         return optax.identity()
     inner = optax.add_decayed_weights(weight_decay, mask)
 
     def update_fn(updates, state, params=None):
         if params is None:
             raise ValueError(
-                f"jorge with weight_decay={weight_decay} needs the parameters: call "
-                "update(grads, state, params)."
+                f"jorge with weight_decay={weight_decay} needs the parameters (unless "
+                "it is the Python number 0): call update(grads, state, params)."
             )
         return inner.update(updates, state, params)
 

@@ -39,7 +39,9 @@ class _Config:
 
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         return {
-            field.name: plain(getattr(self, field.name)) for field in fields if field.repr
+            field.name: plain(getattr(self, field.name))
+            for field in fields
+            if field.repr
         }
 
     def __str__(self) -> str:
@@ -325,8 +327,7 @@ def from_adamw(
 
 def _length(total_steps, epochs, steps_per_epoch) -> tuple[int, tuple[int, int]]:
     """Number of steps, and the steps at one third and two thirds."""
-    in_epochs = epochs is not None and steps_per_epoch is not None
-    if in_epochs and total_steps is None:
+    if total_steps is None and epochs is not None and steps_per_epoch is not None:
         if epochs < 3 or steps_per_epoch < 1:
             raise ValueError(
                 "Step decay in thirds needs at least 3 epochs of at least 1 step, got "

@@ -90,15 +90,25 @@ def graft_by(
     direction: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs both transformations and joins what they make by a rule."""
-    inner = [optax.with_extra_args_support(tx) for tx in (magnitude, direction)]
+    for name, tx in (("magnitude", magnitude), ("direction", direction)):
+        if not isinstance(tx, optax.GradientTransformation):
+            raise TypeError(
+                f"graft: {name} must be an optax.GradientTransformation, got {tx!r}."
+            )
+    magnitude = optax.with_extra_args_support(magnitude)
+    direction = optax.with_extra_args_support(direction)
 
     def init_fn(params):
-        return GraftState(*(tx.init(params) for tx in inner))
+        # The direction first: its messages are the better ones.
+        direction_state = direction.init(params)
+        return GraftState(magnitude.init(params), direction_state)
 
     def update_fn(updates, state, params=None, **extra_args):
-        (lengths, magnitude_state), (directions, direction_state) = (
-            tx.update(updates, inner_state, params, **extra_args)
-            for tx, inner_state in zip(inner, state, strict=True)
+        directions, direction_state = direction.update(
+            updates, state.direction, params, **extra_args
+        )
+        lengths, magnitude_state = magnitude.update(
+            updates, state.magnitude, params, **extra_args
         )
         state = GraftState(magnitude_state, direction_state)
         return rule(lengths, directions), state
@@ -123,8 +133,8 @@ def rescale(magnitude: jax.Array, direction: jax.Array, axis: Any = None) -> jax
     dtype = jnp.promote_types(direction.dtype, jnp.float32)
     unit, _, norm = _unit_scale_norm(direction.astype(dtype), axis)
     _, scale, length = _unit_scale_norm(magnitude.astype(dtype), axis)
-    factor = scale * (length / jnp.where(norm == 0, 1, norm))
-    return (unit * factor).astype(direction.dtype)
+    factor = length / jnp.where(norm == 0, 1, norm)
+    return (unit * factor * scale).astype(direction.dtype)
 
 
 def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -132,7 +142,8 @@ def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax
     largest = jnp.max(jnp.abs(x), axis, keepdims=True, initial=0)
     scale = nearest_power_of_two(largest)
     unit = x / scale
-    return unit, scale, jnp.sqrt(jnp.sum(jnp.square(unit), axis, keepdims=True))
+    squares = jnp.sum(jnp.square(jnp.abs(unit)), axis, keepdims=True)
+    return unit, scale, jnp.sqrt(squares)
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:
@@ -151,7 +162,7 @@ def rescale_tiles(
     tiling: Tiling,
     others: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Any:
-    """:func:`rescale` with a norm for each tile; ``others`` for leaves without tiles."""
+    """:func:`rescale` with a norm for each tile; ``others`` for the other leaves."""
     leaves, treedef = jax.tree.flatten(directions)
     plan = plan_tree(directions, tiling)
     magnitudes = jax.tree.leaves(lengths)
@@ -167,4 +178,7 @@ def rescale_tiles(
             plan.leaves, magnitudes, leaves, strict=True
         )
     ]
-    return treedef.unflatten(from_stacks(plan, grafted, rest))
+    joined = from_stacks(plan, grafted, rest)
+    return treedef.unflatten(
+        new.astype(leaf.dtype) for new, leaf in zip(joined, leaves, strict=True)
+    )

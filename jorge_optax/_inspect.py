@@ -81,7 +81,9 @@ class Description:
         ]
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            )
             for row in (header, tuple("-" * width for width in widths), *rows)
         ]
         over = [

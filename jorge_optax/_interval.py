@@ -78,7 +78,7 @@ def choose_update_interval(
     loss: Callable[..., Any] | None = None,
     params: Any = None,
     *batch: Any,
-    make_step: Callable[[Any], tuple[Callable[[Any], Any], Any]] | None = None,
+    make_step: Any = None,
     momentum: float = 0.9,
     weight_decay: float = 1e-3,
     tolerance: float = 0.1,
@@ -136,9 +136,7 @@ def choose_update_interval(
     start = time.perf_counter()
 
     # At an interval of 2 the same compiled step refreshes every other time.
-    every_other = jorge(
-        0.0, momentum, weight_decay, update_interval=2, **options
-    )
+    every_other = jorge(0.0, momentum, weight_decay, update_interval=2, **options)
     sgd_step, sgd_carry = make_step(optax.sgd(0.0, momentum))
     jorge_step, jorge_carry = make_step(every_other)
     times = []

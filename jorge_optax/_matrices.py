@@ -9,6 +9,7 @@ matrix of its own (the layers of a scanned stack, say).
 from __future__ import annotations
 
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -65,7 +66,7 @@ def default_view(shape: tuple[int, ...]) -> MatrixView | None:
 def normalise_view(shape: tuple[int, ...], view: MatrixView) -> MatrixView:
     """Makes axes non-negative; raises ValueError if they do not fit the shape."""
     rank = len(shape)
-    rows, columns = (tuple(int(axis) for axis in axes) for axes in view)
+    rows, columns = (tuple(operator.index(axis) for axis in axes) for axes in view)
     named = rows + columns
     if not rows or not columns or any(not -rank <= axis < rank for axis in named):
         raise ValueError(

@@ -49,13 +49,14 @@ def on_tiles(
         )
 
     def init_tiles(plan: Plan, dtype: Any) -> Any:
-        stacks = {
+        stacks: Any = {
             key: jax.ShapeDtypeStruct(shape, dtype)
             for key, shape in plan.stacks.items()
         }
         # A scalar stands for "no stacks": it is a valid prefix of any dict of stacks,
         # which optax.tree.map_params asks of `init` on a tree without leaves.
-        return tiles.init(stacks or jax.ShapeDtypeStruct((), dtype))
+        nothing: Any = jax.ShapeDtypeStruct((), dtype)
+        return tiles.init(stacks or nothing)
 
     def init_fn(params):
         plan = plan_tree(params, tiling)
@@ -72,7 +73,7 @@ def on_tiles(
         expected = jax.eval_shape(lambda: init_tiles(plan, _common_dtype(updates)))
         _check_state(plan, expected, tiles_state)
 
-        stacks = {}
+        stacks: Any = {}
         if plan.stacks:
             stacks = to_stacks(plan, leaves)
             stacks, tiles_state = tiles.update(stacks, tiles_state)
@@ -99,7 +100,9 @@ def at_least_float32(
 
     def update_fn(updates, state, params=None, **extra_args):
         wide, state = inner.update(_widen(updates), state, _widen(params), **extra_args)
-        narrow = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, updates)
+        narrow = jax.tree.map(
+            lambda new, old: new.astype(_canonical(old.dtype)), wide, updates
+        )
         return narrow, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -121,7 +124,13 @@ def _widen(tree: Any) -> Any:
 
 
 def _common_dtype(tree: Any) -> Any:
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    dtypes = {_canonical(leaf.dtype) for leaf in jax.tree.leaves(tree)}
+    return jnp.result_type(jnp.float32, *dtypes)
+
+
+def _canonical(dtype: Any) -> Any:
+    """float64 is float32 unless it is enabled."""
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _zip(plan: Plan, leaves: Any) -> Any:
@@ -140,11 +149,9 @@ def _check_state(plan: Plan, expected: Any, state: Any) -> None:
     wanted, found = shapes(expected), shapes(state)
     if wanted == found:
         return
-    place = next(
-        place
-        for place in (*wanted, *found)
-        if wanted.get(place) != found.get(place)
-    )
+    # What the state lacks names the culprit better than what it has in other numbers.
+    places = [p for p in wanted if p not in found] + [*wanted, *found]
+    place = next(p for p in places if wanted.get(p) != found.get(p))
     key = next((key for key in plan.stacks if f"'{key}'" in place), None)
     culprits = [
         f"{leaf.path!r} of shape {leaf.shape}"
@@ -163,4 +170,4 @@ def _check_state(plan: Plan, expected: Any, state: Any) -> None:
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "nothing" if shape is None else f"an array of shape {shape}"
+    return f"an array of shape {shape}" if shape else "no tiles"

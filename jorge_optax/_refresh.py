@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jorge_optax._checks import is_zero
 from jorge_optax._roots import Roots, refresh_root, refresh_root_thin, split_scale
 from jorge_optax._stacks import Stacks
 
@@ -68,9 +69,8 @@ def refresh_stacks(
     Returns:
       The new roots.
     """
-    damped = not (isinstance(damping, int | float) and damping == 0)
     shapes = frozenset(gradient.shape for gradient in gradients.values())
-    thin = frozenset() if damped else thin_stacks(shapes)
+    thin = thin_stacks(shapes) if is_zero(damping) else frozenset()
     by_gram = jax.vmap(
         functools.partial(refresh_root, damping=damping, precision=precision)
     )

@@ -16,10 +16,10 @@ Two orders of products give the same new root: by way of the gram matrix,
 ``5 m^3`` scalar multiplications after the ``m^2 n`` of the gram, and, for tall G,
 by way of G alone, ``7 m^2 n + 2 m n^2`` without a cube of m.
 
-So that all finite gradients work, a gradient comes here divided by a power of two
-near its largest entry, with that power beside it (:func:`split_scale`), and roots are
-divided by one of their own. Such divisions are exact: they change no bit of the
-result wherever the plain formula works at all.
+So that a refresh works with all finite gradients, a gradient comes here divided by a
+power of two near its largest entry, with that power beside it (:func:`split_scale`),
+and roots are divided by one of their own. Such divisions are exact: they change no bit
+of the result wherever the plain formula works at all.
 """
 
 from __future__ import annotations
@@ -185,9 +185,9 @@ def split_scale(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def nearest_power_of_two(x: jax.Array) -> jax.Array:
-    """The power of two nearest to x, kept within the normal numbers."""
+    """The power of two nearest to x, kept within the normal numbers; 1 for 0."""
     info = jnp.finfo(x.dtype)
-    x = jnp.clip(x, info.tiny, info.max / 4)
+    x = jnp.clip(jnp.where(x == 0, 1, x), info.tiny, info.max / 4)
     return jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=0)
 
 

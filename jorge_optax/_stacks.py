@@ -143,11 +143,13 @@ def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | 
     if view is None:
         return None
     try:
-        view = normalise_view(shape, MatrixView(*view))
+        rows, columns = view
+        view = normalise_view(shape, MatrixView(rows, columns))
     except (TypeError, ValueError) as error:
+        reason = error if isinstance(view, MatrixView) else "that is no MatrixView"
         raise ValueError(
             f"Tiling.view gave {view!r} for the parameter {path!r} of shape {shape}: "
-            f"{error}. Return a MatrixView that names existing axes once each, "
+            f"{reason}. Return a MatrixView that names existing axes once each, "
             "jorge_optax.default_view(shape), or None to leave the parameter out."
         ) from error
     if min(matrices_shape(shape, view)) < 1 or min(matrices_shape(shape, view)[1:]) < 2:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jorge_optax._checks import check_number
 from jorge_optax._on_tiles import at_least_float32, on_tiles
 from jorge_optax._refresh import refresh_stacks
 from jorge_optax._roots import Roots, apply_roots
@@ -25,7 +27,7 @@ class JorgeState(NamedTuple):
         of all parameters. (A scalar where no parameter has roots.)
     """
 
-    count: jax.Array
+    count: Any  # pyright: ignore[reportIncompatibleMethodOverride]
     roots: dict[str, Roots]
 
 
@@ -87,9 +89,10 @@ def scale_stacks_by_jorge(
     """The same on stacks of tiles ``{"RxC": [n, R, C]}`` in place of leaves."""
     _validate(eps=eps, update_interval=update_interval, damping=damping)
     dtype = _canonical_root_dtype(root_dtype)
-    precision = jax.lax.Precision(precision) if precision else None
+    precision = _canonical_precision(precision)
 
-    def init_fn(stacks: Stacks) -> JorgeState:
+    def init_fn(params: Any) -> JorgeState:
+        stacks = params
         # Line 1: every root starts as eps^(-1/4) I.
         start = jnp.asarray(eps, dtype) ** jnp.asarray(-0.25, dtype)
 
@@ -116,7 +119,7 @@ def scale_stacks_by_jorge(
         del gradients
         return jax.lax.platform_dependent(roots, cuda=_touch, default=lambda x: x)
 
-    def update_fn(updates: Stacks, state: JorgeState, params=None):
+    def update_fn(updates: Any, state: Any, params: Any = None):
         del params
         due = _refresh_is_due(state.count, update_interval)
         roots = jax.lax.cond(due, refresh, keep, state.roots, updates)
@@ -156,7 +159,7 @@ def _refresh_is_due(count: jax.Array, update_interval: Any) -> jax.Array:
 
 def _canonical_root_dtype(root_dtype: Any) -> Any:
     try:
-        dtype = jnp.dtype(root_dtype)
+        dtype = jnp.dtype("no dtype" if root_dtype is None else root_dtype)
     except TypeError as error:
         raise ValueError(
             f"root_dtype must name a floating-point dtype, got {root_dtype!r}. Choose "
@@ -164,27 +167,41 @@ def _canonical_root_dtype(root_dtype: Any) -> Any:
         ) from error
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nexp < 8:
         raise ValueError(
-            f"root_dtype must have float32's range of exponents, got {dtype}: a root "
-            "may be as small or large as the gradient to the power -1/2. Choose "
-            "'float32', 'bfloat16' or 'float64'."
+            "root_dtype must be a floating-point dtype with float32's range of "
+            f"exponents, got {dtype}: a root may be as small or large as the gradient "
+            "to the power -1/2. Choose 'float32', 'bfloat16' or 'float64'."
         )
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
+def _canonical_precision(precision: Any) -> Any:
+    if not isinstance(precision, str):
+        return precision
+    try:
+        return jax.lax.Precision(precision)
+    except ValueError as error:
+        raise ValueError(
+            f"precision must be one that jax.numpy.matmul takes, got {precision!r}. "
+            "Choose 'highest', 'high' or 'default'."
+        ) from error
+
+
 def _validate(*, eps: Any, update_interval: Any, damping: Any) -> None:
-    """Rejects concrete values that cannot be meant; tracers pass."""
-    if isinstance(eps, int | float) and not 0 < eps < float("inf"):
-        raise ValueError(
-            f"eps must be positive and finite, got {eps}: every root starts as "
-            "eps**(-1/4) times the identity. The default is 1e-6."
-        )
-    if isinstance(damping, int | float) and not 0 <= damping < float("inf"):
-        raise ValueError(f"damping must be finite and at least 0, got {damping}.")
-    if isinstance(update_interval, int | float) and (
-        update_interval < 1 or update_interval != int(update_interval)
-    ):
-        raise ValueError(
-            "update_interval must be an integer of at least 1, or a schedule of the "
-            f"step, got {update_interval}: the roots are refreshed every "
-            "update_interval steps."
+    check_number(
+        "eps",
+        eps,
+        "must be positive and finite",
+        lambda x: 0 < x < math.inf,
+        "Every root starts as eps**(-1/4) times the identity; the default is 1e-6.",
+    )
+    check_number(
+        "damping", damping, "must be finite and at least 0", lambda x: 0 <= x < math.inf
+    )
+    if not callable(update_interval):
+        check_number(
+            "update_interval",
+            update_interval,
+            "must be an integer of at least 1, or a schedule of the step",
+            lambda x: 1 <= x < math.inf and x == int(x),
+            "The roots are refreshed every update_interval steps.",
         )

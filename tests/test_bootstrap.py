@@ -133,17 +133,15 @@ def test_config_prints_goes_to_json_can_be_changed_and_trains():
         config.momentum = 0.5
     params = {"w": jnp.ones((3, 2))}
     grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)))}
-    by_hand = jorge(
-        step_decay_in_thirds(0.1, 90), 0.9, 1e-3, mask, update_interval=10
-    )
+    by_hand = jorge(step_decay_in_thirds(0.1, 90), 0.9, 1e-3, mask, update_interval=10)
     updates = [
         tx.update(grads, tx.init(params), params)[0]
-        for tx in (by_hand, config.optimizer(), config.optimizer(momentum=0.5))
+        for tx in (by_hand, config.optimizer())
     ]
     chex.assert_trees_all_equal(updates[0], updates[1])
-    eps = config.optimizer(learning_rate=0.2)
+    faster = config.optimizer(learning_rate=0.2)
+    other = faster.update(grads, faster.init(params), params)[0]
     with pytest.raises(AssertionError):
-        other = eps.update(grads, eps.init(params), params)[0]
         chex.assert_trees_all_equal(other, updates[1])
 
 

@@ -61,7 +61,8 @@ def test_documented_defaults_are_the_real_ones():
     text = (ROOT / "docs" / "api.md").read_text()
     section = text.split("## `jorge(", 1)[1].split("\n## ", 1)[0]
     documented = dict(
-        (name, cell.strip()) for name, cell in re.findall(r"^\| `(\w+)` \|(.*?)\|", section, re.MULTILINE)
+        (name, cell.strip())
+        for name, cell in re.findall(r"^\| `(\w+)` \|(.*?)\|", section, re.MULTILINE)
     )
     parameters = inspect.signature(jorge_optax.jorge).parameters
     assert list(documented) == list(parameters)
@@ -75,7 +76,8 @@ def test_documented_defaults_are_the_real_ones():
 
 def test_newest_changelog_entry_is_this_version():
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest and newest[1] == jorge_optax.__version__
+    assert newest
+    assert newest[1] == jorge_optax.__version__
 
 
 def test_links_between_pages_lead_somewhere():

@@ -37,8 +37,9 @@ def test_the_search_finds_what_it_looks_for():
         assert FORBIDDEN.findall(lowered(function, matrix))
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
     two = lowered(
-        lambda p, x: jax.lax.cond(p, jnp.sin, jnp.cos, x)
-        + jax.lax.cond(p, jnp.tan, jnp.cos, x),
+        lambda p, x: (
+            jax.lax.cond(p, jnp.sin, jnp.cos, x) + jax.lax.cond(p, jnp.tan, jnp.cos, x)
+        ),
         flag,
         matrix,
     )
@@ -116,8 +117,6 @@ def test_optimizer_from_inject_hyperparams_changes_its_interval_on_the_fly():
     _, kept = update(gradient, state)
     state.hyperparams["update_interval"] = jnp.asarray(1)
     _, refreshed = update(gradient, state)
-    left = [
-        optax.tree.get(s, "roots")["6x5"].left for s in (state, kept, refreshed)
-    ]
+    left = [optax.tree.get(s, "roots")["6x5"].left for s in (state, kept, refreshed)]
     assert (left[0] == left[1]).all()
     assert (left[0] != left[2]).any()

@@ -96,7 +96,7 @@ def random_tree(seed: int, dtype: Any = jnp.float32, shapes: Any = SHAPES) -> An
 
 
 @functools.cache
-def step_of(tx):
+def step_of(tx: Any) -> Any:
     """A jitted step of training with given gradients."""
 
     @jax.jit
@@ -107,7 +107,7 @@ def step_of(tx):
     return step
 
 
-def train(tx, params, gradients):
+def train(tx: Any, params: Any, gradients: Any) -> Any:
     """Parameters and state after a step for each gradient."""
     state = tx.init(params)
     for grads in gradients:
@@ -127,8 +127,8 @@ def assert_same_types(tree, other):
 
 
 def assert_differs(assertion, *args, **kwargs):
-    """The negative control of an equality: the assertion must fail."""
-    with pytest.raises(AssertionError):
+    """The negative control of an equality: it must fail, and for unequal values."""
+    with pytest.raises(AssertionError, match="Values not"):
         assertion(*args, **kwargs)
 
 
@@ -213,7 +213,7 @@ def assert_steps_keep_types(tx, params, gradients):
 
 def assert_four_steps_compile_once(tx, params, gradients, **extra_args):
     chex.clear_trace_counter()
-    update = jax.jit(chex.assert_max_traces(tx.update, n=1))
+    update: Any = jax.jit(chex.assert_max_traces(tx.update, n=1))
     state = tx.init(params)
     for grads in gradients:
         updates, state = update(grads, state, params, **extra_args)
@@ -259,8 +259,10 @@ def test_a_drifting_state_would_be_noticed(fault):
     start = jnp.zeros([] if fault != "grows" else 1, jnp.float32)
     tx = optax.GradientTransformation(lambda params: start, update_fn)
     trees = [random_tree(seed) for seed in range(3)]
-    assert_differs(assert_steps_keep_types, tx, trees[0], trees[1:])
-    assert_differs(assert_four_steps_compile_once, tx, trees[0], trees[1:])
+    with pytest.raises(AssertionError, match="shapes: |types: |True"):
+        assert_steps_keep_types(tx, trees[0], trees[1:])
+    with pytest.raises(AssertionError, match="traced > 1 times"):
+        assert_four_steps_compile_once(tx, trees[0], trees[1:])
 
 
 @each("jorge", "jorge_at_length_of_adam")
@@ -288,7 +290,7 @@ def test_low_precision_is_float32_rounded_at_the_end(tx):
 
     def last_updates(trees):
         params, *gradients = trees
-        state = tx.init(params)
+        state, updates = tx.init(params), None
         for grads in gradients:
             _, state, updates = step_of(tx)(params, state, grads)
         return jax.tree.map(lambda u: u.astype(jnp.float32), updates)
@@ -351,7 +353,7 @@ def test_vmap_over_an_ensemble_equals_each_member_alone(tx):
     for grads in map(stack, zip(*gradients, strict=True)):
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
-    alone = stack(train(tx, *each) for each in zip(members, gradients, strict=True))
+    alone = stack(train(tx, *m) for m in zip(members, gradients, strict=True))
     assert_close((params, state), alone)
     assert_differs(assert_close, (nudged(params), state), alone)
     assert_differs(assert_close, (params, nudged(state)), alone)
@@ -441,7 +443,7 @@ def test_graft_hands_extra_arguments_to_both():
             return jax.tree.map(lambda g: g * extra_args[name], updates), state
 
         return optax.GradientTransformationExtraArgs(
-            lambda p: optax.EmptyState(), update_fn
+            lambda params: optax.EmptyState(), update_fn
         )
 
     tx = graft(scale_by_extra("length"), scale_by_extra("sign"))
@@ -511,7 +513,7 @@ def test_masked_leaves_pass_through_and_the_rest_is_as_if_alone(tx):
 def test_partition_with_frozen_weights(tx):
     params = random_tree(0)
     gradients = [random_tree(seed) for seed in (1, 2, 3)]
-    parts = {"train": tx, "freeze": optax.set_to_zero(), "of no leaf": tx}
+    parts: Any = {"train": tx, "freeze": optax.set_to_zero(), "of no leaf": tx}
     partitioned = optax.partition(parts, LABELS)
     result, state = train(partitioned, params, gradients)
     alone, state_alone = train(
@@ -558,10 +560,10 @@ def test_inject_hyperparams_without_static_args(name):
     plain, plain_state = train(OPTIMIZERS[name], params, gradients)
     assert_same_types(state, start)
     assert_close(result, plain, tolerance=1e-4)
-    assert_close(
-        jax.tree.leaves(state.inner_state), jax.tree.leaves(plain_state), tolerance=1e-4
-    )
     assert_differs(assert_close, nudged(result), plain, tolerance=1e-4)
+    inner, plain_state = (jax.tree.leaves(s) for s in (state.inner_state, plain_state))
+    assert_close(inner, plain_state, tolerance=1e-4)
+    assert_differs(assert_close, nudged(inner), plain_state, tolerance=1e-4)
 
 
 def test_injected_hyperparams_take_effect_without_compiling_anew():
@@ -732,7 +734,8 @@ def test_in_a_chain_with_clipping_and_ema():
 
 def test_on_a_mesh_of_eight_devices():
     code = f"import {__name__} as tests; tests.check_on_a_mesh_of_eight_devices()"
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags += " --xla_force_host_platform_device_count=8"
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=pathlib.Path(__file__).parents[1],
@@ -778,9 +781,8 @@ def check_sharded(tx, trees, mesh, spec, expected):
     shardings = shardings_of(jax.eval_shape(tx.init, params), P())
     state = start = jax.jit(tx.init, out_shardings=shardings)(params)
     result = params
-    step = step_of(tx)
     for grads in gradients:
-        result, state, updates = step(result, state, grads)
+        result, state, _ = step_of(tx)(result, state, grads)
         assert_same_types(state, start)
     assert_close((result, state), expected)
     assert_differs(assert_close, (result, nudged(state)), expected)
@@ -791,7 +793,7 @@ def check_sharded(tx, trees, mesh, spec, expected):
     shardings = shardings_of(state, P("x"))
     state = start = jax.jit(tx.init, out_shardings=shardings)(params)
     out_shardings = (shardings_of(params, P()), shardings, shardings_of(params, P()))
-    step = jax.jit(step.__wrapped__, out_shardings=out_shardings)
+    step: Any = jax.jit(step_of(tx).__wrapped__, out_shardings=out_shardings)
     result = params
     for grads in gradients:
         result, state, updates = step(result, state, grads)
