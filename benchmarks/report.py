@@ -84,11 +84,65 @@ def update_cost() -> str:
     )
 
 
+def _seeds(values: list[float], digits: int = 4) -> str:
+    return (
+        f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
+    )
+
+
+def tiles_study() -> str:
+    """Variants down."""
+    rows = results.read("tiles_study")["rows"]
+    return markdown(
+        ["", "training loss after 400 steps, mean (seeds)"],
+        [[row["variant"], _seeds(row["final_loss"])] for row in rows],
+    )
+
+
+def interval_study() -> str:
+    """Variants down."""
+    rows = results.read("interval_study")["rows"]
+    return markdown(
+        ["interval", "refreshes", "mean loss of 600 steps (seeds)", "of the last 50"],
+        [
+            [
+                row["variant"],
+                str(row["refreshes"]),
+                _seeds(row["mean_loss"]),
+                _seeds(row["final_loss"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def adamw_study() -> str:
+    """Variants down."""
+    data = results.read("adamw_study")
+    variants = list(dict.fromkeys(row["variant"] for row in data["rows"]))
+    table = []
+    for variant in variants:
+        rows = [row for row in data["rows"] if row["variant"] == variant]
+        steps = [row["steps_to_target"] or "missed" for row in rows]
+        final = [row["curve"][-1][1] for row in rows]
+        table.append([variant, _seeds(final, 3), ", ".join(map(str, steps))])
+    return markdown(
+        ["", "final validation loss, mean (seeds)", "steps to the target, by seed"],
+        table,
+    )
+
+
 def _refresh_text(flops: int, least: int) -> str:
     return f"{flops / 1e9:.0f} ({flops / least:.3f})"
 
 
-TABLES = {"refresh_bias": refresh_bias, "update_cost": update_cost}
+TABLES = {
+    "adamw_study": adamw_study,
+    "interval_study": interval_study,
+    "refresh_bias": refresh_bias,
+    "tiles_study": tiles_study,
+    "update_cost": update_cost,
+}
 
 
 def filled(text: str) -> str:

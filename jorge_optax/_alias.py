@@ -1,7 +1,5 @@
 """jorge: the whole optimizer, spelled out as a chain."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -76,7 +74,8 @@ def jorge(
       grafting: ``"sgd"``; or a transformation of unit learning rate, the length of
         whose steps is taken, such as ``optax.scale_by_adam()`` or ``optax.adam(1.0)``
         (the sign does not matter), and whose own step the leaves without roots take;
-        or ``None`` for steps :math:`\eta m_t` (Algorithm 2 as it stands).
+        or ``None`` for steps :math:`\eta m_t` (Algorithm 2 as it stands). Without
+        grafting steps do not shrink with the gradient, so that the learning rate must.
       tiling: how leaves are seen as matrices and cut into tiles, each with its own
         roots and its own grafted norm; ``None`` is ``Tiling()``.
       root_dtype: dtype in which roots are kept, by name.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jorge_optax._roots import nearest_power_of_two
+from jorge_optax._sharding import in_auto_axes
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 
@@ -80,8 +81,14 @@ def graft(
         )
     if not isinstance(tiling, Tiling):
         raise TypeError(f"graft: tiling must be a Tiling or None, got {tiling!r}.")
-    rule = functools.partial(rescale_tiles, tiling=tiling, others=rescale)
-    return graft_by(rule, magnitude, direction)
+    by_tiles = functools.partial(rescale_tiles, tiling=tiling, others=rescale)
+    return graft_by(
+        lambda lengths, directions: in_auto_axes(
+            by_tiles, directions, lengths, directions
+        ),
+        magnitude,
+        direction,
+    )
 
 
 def graft_by(

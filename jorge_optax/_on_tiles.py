@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jorge_optax._sharding import in_auto_axes
 from jorge_optax._stacks import Plan, from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 
@@ -99,7 +100,10 @@ def at_least_float32(
         return inner.init(_widen(params))
 
     def update_fn(updates, state, params=None, **extra_args):
-        wide, state = inner.update(_widen(updates), state, _widen(params), **extra_args)
+        def update(updates, state, params):
+            return inner.update(_widen(updates), state, _widen(params), **extra_args)
+
+        wide, state = in_auto_axes(update, (updates, state), updates, state, params)
         narrow = jax.tree.map(
             lambda new, old: new.astype(_canonical(old.dtype)), wide, updates
         )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax._checks import is_zero
-from jorge_optax._roots import Roots, refresh_root, refresh_root_thin, split_scale
+from jorge_optax._roots import Roots, candidate_root, refresh_root_thin, split_scale
 from jorge_optax._stacks import Stacks
 
 # A stack's side is refreshed without its gram where that saves at least this share of
@@ -72,7 +72,7 @@ def refresh_stacks(
     shapes = frozenset(gradient.shape for gradient in gradients.values())
     thin = thin_stacks(shapes) if is_zero(damping) else frozenset()
     by_gram = jax.vmap(
-        functools.partial(refresh_root, damping=damping, precision=precision)
+        functools.partial(candidate_root, damping=damping, precision=precision)
     )
     by_gradient = jax.vmap(functools.partial(refresh_root_thin, precision=precision))
 
@@ -92,9 +92,13 @@ def refresh_stacks(
                 )
     for batch in joined.values():
         parts = list(zip(*(item[2:] for item in batch), strict=True))
-        refreshed = by_gram(*(jnp.concatenate(part) for part in parts))
+        candidates, accepted = by_gram(*(jnp.concatenate(part) for part in parts))
         start = 0
         for key, side, root, _, _ in batch:
-            new[key][side] = refreshed[start : start + len(root)]
+            # Chosen here and not in the batch, where the choice would read all roots
+            # and so keep XLA from writing each in its place.
+            own = slice(start, start + len(root))
+            chosen = jnp.where(accepted[own, None, None], candidates[own], root)
+            new[key][side] = chosen
             start += len(root)
     return {key: Roots(**sides) for key, sides in new.items()}

@@ -90,6 +90,29 @@ def refresh_root(
     Returns:
       The new root; the old one where the gram is zero or anything is not finite.
     """
+    new, accepted = candidate_root(
+        root,
+        gram,
+        scale,
+        ratio=ratio,
+        damping=damping,
+        series=series,
+        precision=precision,
+    )
+    return jnp.where(accepted, new, root)
+
+
+def candidate_root(
+    root: jax.Array,
+    gram: jax.Array,
+    scale: Any = 1.0,
+    *,
+    ratio: Any = None,
+    damping: Any = 0.0,
+    series: tuple[float, ...] = BINOMIAL_SERIES,
+    precision: Any = "highest",
+) -> tuple[jax.Array, jax.Array]:
+    """:func:`refresh_root`'s new root, and whether it is to be accepted."""
     mm = functools.partial(jnp.matmul, precision=precision)
     a, root_scale = split_scale(root.astype(gram.dtype))
     trace = jnp.trace(gram)
@@ -103,7 +126,8 @@ def refresh_root(
     y = step * x
     correction = mm(a, mm(y, _polynomial(series, y, mm)))
     new = growth * (a + correction) * root_scale
-    return _accept(root, new, norm, trace)
+    new, accepted = _guard(new, norm, trace)
+    return new.astype(root.dtype), accepted
 
 
 def refresh_root_thin(
@@ -139,7 +163,8 @@ def refresh_root_thin(
     q = _polynomial(series, step * mm(gradient.T, b), mm)
     correction = mm(mm(step * mm(a, b), q), gradient.T)
     new = growth * (a + correction) * root_scale
-    return _accept(root, new, norm, jnp.sum(jnp.square(gradient)))
+    new, accepted = _guard(new, norm, jnp.sum(jnp.square(gradient)))
+    return jnp.where(accepted, new.astype(root.dtype), root)
 
 
 def _step_and_growth(norm: Any, root_scale: Any, scale: Any, ratio: Any) -> Any:
@@ -159,7 +184,7 @@ def _step_and_growth(norm: Any, root_scale: Any, scale: Any, ratio: Any) -> Any:
     return step, growth
 
 
-def _accept(root: Any, new: Any, norm: Any, trace: Any) -> jax.Array:
+def _guard(new: Any, norm: Any, trace: Any) -> tuple[jax.Array, jax.Array]:
     """The guards: no growth without bound, no refresh by a bad or zero gradient.
 
     Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
@@ -171,8 +196,7 @@ def _accept(root: Any, new: Any, norm: Any, trace: Any) -> jax.Array:
     unseen = norm < MAX_SPREAD**-4 * trace
     lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
     new = new + lift * jnp.eye(len(new), dtype=new.dtype)
-    accepted = jnp.isfinite(largest) & (trace > 0)
-    return jnp.where(accepted, new.astype(root.dtype), root)
+    return new, jnp.isfinite(largest) & (trace > 0)
 
 
 def split_scale(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,5 @@
 """scale_by_jorge: the paper's Algorithm 2 up to the preconditioned gradient."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -115,14 +113,10 @@ def scale_stacks_by_jorge(
                 roots, gradients, damping=damping, precision=precision
             )
 
-    def keep(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
-        del gradients
-        return jax.lax.platform_dependent(roots, cuda=_touch, default=lambda x: x)
-
     def update_fn(updates: Any, state: Any, params: Any = None):
         del params
         due = _refresh_is_due(state.count, update_interval)
-        roots = jax.lax.cond(due, refresh, keep, state.roots, updates)
+        roots = jax.lax.cond(due, refresh, _keep, state.roots, updates)
         # Line 11.
         with jax.named_scope("jorge/precondition"):
             directions = {
@@ -134,13 +128,14 @@ def scale_stacks_by_jorge(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _touch(roots: dict[str, Roots]) -> dict[str, Roots]:
+def _keep(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
     """Returns the roots, the first entry of each written onto itself.
 
     A branch that returns its operands makes XLA's GPU compiler copy them, twice, on
     every step that does not refresh. A branch that writes to them works in place (if
-    the state is donated). On the CPU it is the other way round.
+    the state is donated). On the CPU it is the other way round, but costs little.
     """
+    del gradients
 
     def touch(x: jax.Array) -> jax.Array:
         origin = (0,) * x.ndim

@@ -30,9 +30,6 @@ TABLE = {
     "jorge_tiled_bfloat16_roots": jorge(
         0.05, update_interval=2, tiling=Tiling(max_dim=2), root_dtype="bfloat16"
     ),
-    "jorge_at_length_of_adam": jorge(
-        0.05, update_interval=2, grafting=optax.scale_by_adam()
-    ),
 }
 
 

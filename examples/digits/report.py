@@ -58,11 +58,14 @@ def plot(runs: Runs, target: float, path: str) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.axhline(target, color="black", linestyle=":", label=f"target {target:.1%}")
-    for name, seeds in runs.items():
+    for row, (name, seeds) in enumerate(runs.items(), start=1):
         draw_curves(left, name, seeds, [run.accuracy for run in seeds])
         draw_curves(right, name, seeds, [run.loss for run in seeds])
-        draw_crossings(left, name, seeds, target)
-    left.set(title="Test accuracy (dots: each seed reaches the target)", xlabel="step")
+        draw_crossings(left, name, seeds, target, height=target - 0.012 * row)
+    left.set(
+        title="Test accuracy (dots: steps at which seeds reach the target)",
+        xlabel="step",
+    )
     left.set(ylim=(0.8, 1.005), yticks=(0.8, 0.85, 0.9, 0.95, 1.0))
     left.yaxis.set_major_formatter("{x:.0%}")
     left.legend(loc="lower right")
@@ -80,9 +83,12 @@ def draw_curves(
     axes.plot(steps, average, color=COLORS[name], linewidth=2, label=name)
 
 
-def draw_crossings(axes: Axes, name: str, seeds: list[Run], target: float) -> None:
+def draw_crossings(
+    axes: Axes, name: str, seeds: list[Run], target: float, height: float
+) -> None:
+    """Dots the steps at which seeds reached the target, in a row of their own."""
     crossings = [first_crossing(run, target) for run in seeds]
     hits = [crossing for crossing in crossings if crossing is not None]
     axes.scatter(
-        hits, [target] * len(hits), color=COLORS[name], edgecolor="black", zorder=3
+        hits, [height] * len(hits), color=COLORS[name], edgecolor="black", zorder=3
     )
