@@ -77,10 +77,11 @@ def refresh_stacks(
     by_gradient = jax.vmap(functools.partial(refresh_root_thin, precision=precision))
 
     new: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
-    joined: dict[int, list[tuple[str, str, jax.Array, jax.Array, jax.Array]]] = {}
+    joined: dict[int, list[tuple[Any, ...]]] = {}
     for key, gradient in gradients.items():
         work_dtype = jnp.promote_types(roots[key].left.dtype, jnp.float32)
         unit, scale = jax.vmap(split_scale)(gradient.astype(work_dtype))
+        trace = jnp.sum(jnp.square(unit), axis=(1, 2))  # of either gram
         for side, root in roots[key]._asdict().items():
             g = unit if side == "left" else unit.mT
             if gradient.shape[1:] in thin and g.shape[1] > g.shape[2]:
@@ -88,13 +89,13 @@ def refresh_stacks(
             else:
                 gram = jnp.matmul(g, g.mT, precision=precision)
                 joined.setdefault(len(root[0]), []).append(
-                    (key, side, root, gram, scale)
+                    (key, side, root, gram, scale, trace)
                 )
     for batch in joined.values():
         parts = list(zip(*(item[2:] for item in batch), strict=True))
         candidates, accepted = by_gram(*(jnp.concatenate(part) for part in parts))
         start = 0
-        for key, side, root, _, _ in batch:
+        for key, side, root, *_ in batch:
             # Chosen here and not in the batch, where the choice would read all roots
             # and so keep XLA from writing each in its place.
             own = slice(start, start + len(root))

@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jorge_optax._checks import is_zero
+
 # (1 + x)^(-1/4) = 1 - x/4 + 5 x^2/32 - ...: the factors of x, x^2, ...
 BINOMIAL_SERIES = (-1 / 4, 5 / 32)
 
@@ -94,6 +96,7 @@ def refresh_root(
         root,
         gram,
         scale,
+        jnp.trace(gram),
         ratio=ratio,
         damping=damping,
         series=series,
@@ -105,28 +108,27 @@ def refresh_root(
 def candidate_root(
     root: jax.Array,
     gram: jax.Array,
-    scale: Any = 1.0,
+    scale: Any,
+    trace: jax.Array,
     *,
     ratio: Any = None,
     damping: Any = 0.0,
     series: tuple[float, ...] = BINOMIAL_SERIES,
     precision: Any = "highest",
 ) -> tuple[jax.Array, jax.Array]:
-    """:func:`refresh_root`'s new root, and whether it is to be accepted."""
+    """:func:`refresh_root`'s new root, and whether to accept it; the trace is given."""
     mm = functools.partial(jnp.matmul, precision=precision)
     a, root_scale = split_scale(root.astype(gram.dtype))
-    trace = jnp.trace(gram)
-    eye = jnp.eye(len(gram), dtype=gram.dtype)
-    gram = gram + (damping * (trace / len(gram))) * eye
+    if not is_zero(damping):
+        mean = trace / len(gram)
+        gram = gram + (damping * mean) * jnp.eye(len(gram), dtype=gram.dtype)
     squared = mm(a, a)
     x = mm(squared, mm(squared, gram))
     norm = jnp.sqrt(jnp.sum(jnp.square(x)))
     step, growth = _step_and_growth(norm, root_scale, scale, ratio)
     # With p(X) = I + X q(X), the new root is growth * (root + root X q(X)).
-    y = step * x
-    correction = mm(a, mm(y, _polynomial(series, y, mm)))
-    new = growth * (a + correction) * root_scale
-    new, accepted = _guard(new, norm, trace)
+    correction = mm(a, mm(x, _polynomial(series, x, step, mm)))
+    new, accepted = _guard(a + correction, growth * root_scale, norm, trace)
     return new.astype(root.dtype), accepted
 
 
@@ -160,10 +162,10 @@ def refresh_root_thin(
     norm = jnp.sqrt(jnp.sum(jnp.square(mm(b, gradient.T))))
     step, growth = _step_and_growth(norm, root_scale, scale, ratio)
     # X q(X) = b q(w) g^T, with the powers taken of the n x n matrix w = g^T b.
-    q = _polynomial(series, step * mm(gradient.T, b), mm)
-    correction = mm(mm(step * mm(a, b), q), gradient.T)
-    new = growth * (a + correction) * root_scale
-    new, accepted = _guard(new, norm, jnp.sum(jnp.square(gradient)))
+    q = _polynomial(series, mm(gradient.T, b), step, mm)
+    correction = mm(mm(mm(a, b), q), gradient.T)
+    trace = jnp.sum(jnp.square(gradient))
+    new, accepted = _guard(a + correction, growth * root_scale, norm, trace)
     return jnp.where(accepted, new.astype(root.dtype), root)
 
 
@@ -184,19 +186,20 @@ def _step_and_growth(norm: Any, root_scale: Any, scale: Any, ratio: Any) -> Any:
     return step, growth
 
 
-def _guard(new: Any, norm: Any, trace: Any) -> tuple[jax.Array, jax.Array]:
-    """The guards: no growth without bound, no refresh by a bad or zero gradient.
+def _guard(unit: Any, factor: Any, norm: Any, trace: Any) -> tuple[Any, Any]:
+    """``unit * factor``, the new root, lifted if need be; and whether to accept it.
 
     Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
     gram's trace, the gradient excites only directions whose root is smaller by
     MAX_SPREAD than the largest. Then all directions are lifted by a multiple of the
-    identity: those are kept off zero, and the largest hardly notice.
+    identity: those are kept off zero, and the largest hardly notice. A root that
+    would not be finite, or comes from a zero gradient, is not accepted.
     """
-    largest = jnp.max(jnp.abs(new))
+    largest = jnp.max(jnp.abs(unit))
     unseen = norm < MAX_SPREAD**-4 * trace
     lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
-    new = new + lift * jnp.eye(len(new), dtype=new.dtype)
-    return new, jnp.isfinite(largest) & (trace > 0)
+    new = (unit + lift * jnp.eye(len(unit), dtype=unit.dtype)) * factor
+    return new, jnp.isfinite(largest * factor) & (trace > 0)
 
 
 def split_scale(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -219,12 +222,18 @@ def _fourth_root(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sqrt(x))
 
 
-def _polynomial(factors: tuple[float, ...], x: jax.Array, mm: Any) -> jax.Array:
-    """``factors[0] I + factors[1] x + factors[2] x^2 + ...`` by Horner's rule."""
+def _polynomial(
+    factors: tuple[float, ...], x: jax.Array, step: Any, mm: Any
+) -> jax.Array:
+    """``factors[0] step I + factors[1] step^2 x + ...`` by Horner's rule.
+
+    That is ``step * q(step * x)``, without ever forming ``step * x``.
+    """
     eye = jnp.eye(len(x), dtype=x.dtype)
     if len(factors) == 1:
-        return factors[0] * eye
-    result = factors[-2] * eye + factors[-1] * x
-    for factor in reversed(factors[:-2]):
-        result = factor * eye + mm(x, result)
+        return (factors[0] * step) * eye
+    last = len(factors)
+    result = (factors[-2] * step ** (last - 1)) * eye + (factors[-1] * step**last) * x
+    for power in range(last - 2, 0, -1):
+        result = (factors[power - 1] * step**power) * eye + mm(x, result)
     return result

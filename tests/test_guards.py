@@ -22,10 +22,10 @@ def unguarded_refresh(root, gram):
     squared = mm(root, root)
     x = mm(squared, mm(squared, gram))
     step = 1 / jnp.sqrt(jnp.sum(jnp.square(x)))
-    y = step * x
     first, second = BINOMIAL_SERIES
-    p = mm(y, first * jnp.eye(len(x), dtype=x.dtype) + second * y)
-    return jnp.sqrt(jnp.sqrt(1 + step)) * (root + mm(root, p))
+    eye = jnp.eye(len(x), dtype=x.dtype)
+    q = (first * step) * eye + (second * step**2) * x
+    return (root + mm(root, mm(x, q))) * jnp.sqrt(jnp.sqrt(1 + step))
 
 
 def unguarded_refresh_thin(root, gradient):
@@ -33,11 +33,11 @@ def unguarded_refresh_thin(root, gradient):
     mm = functools.partial(jnp.matmul, precision="highest")
     b = mm(root, mm(root, mm(root, mm(root, gradient))))
     step = 1 / jnp.sqrt(jnp.sum(jnp.square(mm(b, gradient.T))))
-    w = step * mm(gradient.T, b)
+    w = mm(gradient.T, b)
     first, second = BINOMIAL_SERIES
-    q = first * jnp.eye(len(w), dtype=w.dtype) + second * w
-    correction = mm(mm(step * mm(root, b), q), gradient.T)
-    return jnp.sqrt(jnp.sqrt(1 + step)) * (root + correction)
+    q = (first * step) * jnp.eye(len(w), dtype=w.dtype) + (second * step**2) * w
+    correction = mm(mm(mm(root, b), q), gradient.T)
+    return (root + correction) * jnp.sqrt(jnp.sqrt(1 + step))
 
 
 @functools.partial(jax.jit, static_argnames="repeats")
