@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint report clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ lint: $(VENV)/.installed-dev  ## Check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+report: $(VENV)/.installed-test  ## Make the tables of README and docs from benchmarks/results
+	$(BIN)/python -m benchmarks.report
 
 clean:  ## Remove the default environment, caches and outputs
 	rm -rf .venv build dist .pytest_cache .ruff_cache htmlcov .coverage demo.png

@@ -84,6 +84,42 @@ def update_cost() -> str:
     )
 
 
+def gpu_compile() -> str:
+    """Operations of a plain and of a refresh step."""
+    table = []
+    for row in results.read("gpu_compile")["rows"]:
+        plain, refresh = row["plain"], row["refresh"]
+        table.append(
+            [
+                row["device"],
+                row["model"],
+                row["optimizer"],
+                f"{plain['operations']} ({plain['kernels']}, {plain['matmuls']})",
+                f"{plain['copied_bytes']} B",
+                f"{refresh['operations']} ({refresh['kernels']}, {refresh['matmuls']})"
+                if refresh
+                else "",
+                str(plain["cusolver_calls"]),
+                "yes" if row["one_cuda_graph"] else "no",
+                f"{row['temporary_bytes'] / 1e6:.0f} MB",
+            ]
+        )
+    return markdown(
+        [
+            "for",
+            "model",
+            "optimizer",
+            "operations of a plain step (kernels, matmuls)",
+            "copied in it",
+            "of a refresh step",
+            "cusolver calls",
+            "one CUDA graph",
+            "temporary",
+        ],
+        table,
+    )
+
+
 def _seeds(values: list[float], digits: int = 4) -> str:
     return (
         f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
@@ -138,6 +174,7 @@ def _refresh_text(flops: int, least: int) -> str:
 
 TABLES = {
     "adamw_study": adamw_study,
+    "gpu_compile": gpu_compile,
     "interval_study": interval_study,
     "refresh_bias": refresh_bias,
     "tiles_study": tiles_study,

@@ -3,6 +3,11 @@
 import jax
 import pytest
 
+# Their assertions tell what differs, as those in test modules do.
+pytest.register_assert_rewrite(
+    "tests.contract_helpers", "tests.error_helpers", "tests.trees"
+)
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

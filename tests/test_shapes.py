@@ -1,55 +1,34 @@
-"""Leaves to matrices to tiles to stacks, and back: three steps, each invertible."""
+"""Leaves to matrices to tiles, and back; and training that shows them to be alike."""
 
-import collections
 import itertools
 import math
-from typing import Any, NamedTuple
 
 import chex
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
-from jorge_optax import MatrixView, Tiling, default_view, jorge, scale_by_jorge
+from jorge_optax import MatrixView, Tiling, default_view, jorge
 from jorge_optax._matrices import (
     as_matrices,
     from_matrices,
     matrices_shape,
     normalise_view,
 )
-from jorge_optax._stacks import (
-    from_stacks,
-    normalise_path,
-    plan_stacks,
-    plan_tree,
-    to_stacks,
-)
+from jorge_optax._stacks import from_stacks, plan_stacks, to_stacks
 from jorge_optax._tiling import cut_panels, cut_side, cut_tiles, join_tiles
-
-EMBEDDING = (32000, 512)
-SHAPES = (
-    (),
-    (1,),
-    (5,),
-    (1, 5, 1),
-    (1, 17),
-    (17, 1),
-    (2, 2),
-    (13, 31),
-    (2, 1, 1, 2),
-    (3, 3, 64, 128),
-    (7, 7, 3, 64),
-    (3, 3, 1, 256),
-    (512, 8, 64),
-    (12, 96, 40),
+from tests.trees import (
     EMBEDDING,
+    SHAPES,
+    WITHOUT_ROOTS,
+    close,
+    counted,
+    differs,
+    equal,
+    normal,
+    trainer,
 )
-WITHOUT_ROOTS = ((), (1,), (5,), (1, 5, 1), (1, 17), (17, 1))
-MAX_DIMS = (1, 2, 7, 64, 256, 100_000)
 
 # Shape of the leaf, its view, and the matrices that it should make.
 VIEWS = (
@@ -70,50 +49,6 @@ VIEWS = (
     ((3, 12, 96, 2, 20), MatrixView((2,), (4, 3)), (36, 96, 40)),
     (EMBEDDING, MatrixView((0,), (1,)), (1, *EMBEDDING)),
 )
-
-
-def counted(shape: tuple[int, ...], start: int = 0) -> jax.Array:
-    """An array of which no two entries are equal (exact in float32 up to 2**24)."""
-    count = math.prod(shape)
-    assert start + count <= 2**24
-    return jnp.asarray(np.arange(start, start + count, dtype=np.float32).reshape(shape))
-
-
-def normal(seed: int, shape: tuple[int, ...]) -> jax.Array:
-    entries = np.random.default_rng(seed).normal(size=shape)
-    return jnp.asarray(entries.astype(np.float32))
-
-
-def differs(assertion: Any, *trees: Any) -> None:
-    """The negative control: the assertion does fail on what is not equal."""
-    with pytest.raises(AssertionError):
-        assertion(*trees)
-
-
-def equal(actual: Any, expected: Any) -> None:
-    """Equality of every entry, shape and dtype; quick to fail on large arrays."""
-    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
-    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert np.array_equal(x, y)
-
-
-def close(actual: Any, expected: Any) -> None:
-    chex.assert_trees_all_close(actual, expected, rtol=2e-5, atol=1e-6)
-
-
-def trainer(optimizer: Any) -> Any:
-    """Training from params by gradients of all steps; returns all updates."""
-
-    def step(carry, gradient):
-        params, state = carry
-        updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), updates
-
-    def train(params, gradients):
-        return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
-
-    # Quick to compile rather than quick to run.
-    return jax.jit(train, compiler_options={"xla_backend_optimization_level": 0})
 
 
 # Leaves and matrices.
@@ -279,292 +214,6 @@ def test_tiles_are_slices_and_are_joined_again(shape, max_dim):
     if matrices.size > 1:
         turned = [np.flip(stack) for stack in stacks]
         differs(equal, join(turned), matrices)
-
-
-# Stacks.
-
-
-def leaves_of(shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
-    return [counted(shape, start) for shape, start in zip(shapes, starts, strict=False)]
-
-
-def check_stacks(leaves: list[jax.Array], tiling: Tiling) -> dict[str, jax.Array]:
-    """Stacks are as planned, hold each entry of the matrices once, and go back."""
-    plan = plan_tree(leaves, tiling)
-    stacks = jax.jit(lambda leaves: to_stacks(plan, leaves))(leaves)
-    assert {key: stack.shape for key, stack in stacks.items()} == plan.stacks
-    for key, (_, rows, columns) in plan.stacks.items():
-        assert key == f"{rows}x{columns}"
-        assert max(rows, columns) <= tiling.max_dim
-    in_leaves = [
-        np.ravel(leaf)
-        for leaf, leaf_plan in zip(leaves, plan.leaves, strict=True)
-        if leaf_plan.view
-    ]
-    in_stacks = [np.ravel(stack) for stack in stacks.values()]
-    assert sum(map(len, in_stacks)) == sum(map(len, in_leaves))
-    equal(np.sort(np.concatenate(in_stacks)), np.sort(np.concatenate(in_leaves)))
-    back = jax.jit(lambda stacks: from_stacks(plan, stacks, leaves))
-    equal(back(stacks), leaves)
-    turned = {key: stack[::-1, ::-1] for key, stack in stacks.items()}
-    if tiling.max_dim > 1:
-        differs(equal, back(turned), leaves)
-    return stacks
-
-
-@pytest.mark.parametrize("max_dim", MAX_DIMS)
-def test_stacks_of_many_leaves_are_inverted_without_padding(max_dim):
-    shapes = tuple(shape for shape in SHAPES if shape != EMBEDDING)
-    leaves = leaves_of(shapes)
-    tiling = Tiling(max_dim)
-    check_stacks(leaves, tiling)
-    plan = plan_tree(leaves, tiling)
-    without = tuple(leaf.shape for leaf in plan.leaves if leaf.view is None)
-    assert without == WITHOUT_ROOTS
-
-
-@pytest.mark.parametrize("max_dim", [1, 256, 511])
-def test_stacks_of_an_embedding_are_inverted_without_padding(max_dim):
-    leaves = [counted(EMBEDDING)]
-    plan = plan_tree(leaves, Tiling(max_dim))
-    stacks = jax.jit(lambda leaves: to_stacks(plan, leaves))(leaves)
-    assert sum(stack.size for stack in stacks.values()) == math.prod(EMBEDDING)
-    back = jax.jit(lambda stacks: from_stacks(plan, stacks, leaves))
-    equal(back(stacks), leaves)
-    turned = {key: stack[::-1] for key, stack in stacks.items()}
-    differs(equal, back(turned), leaves)
-
-
-def test_leaves_share_stacks():
-    shapes = ((4, 6), (3,), (2, 2, 6), (8, 6), (3, 4, 6))
-    leaves = leaves_of(shapes)
-
-    def view(path, shape):
-        return MatrixView((1,), (2,)) if path == "4" else default_view(shape)
-
-    tiling = Tiling(6, view)
-    plan = plan_tree(leaves, tiling)
-    assert plan.stacks == {"4x6": (1 + 1 + 2 + 3, 4, 6)}
-    assert [leaf.places for leaf in plan.leaves] == [
-        (("4x6", 0),),
-        (),
-        (("4x6", 1),),
-        (("4x6", 2),),
-        (("4x6", 4),),
-    ]
-    (stack,) = check_stacks(leaves, tiling).values()
-    parts = [leaves[i].reshape(-1, 4, 6) for i in (0, 2, 3, 4)]
-    by_hand = jnp.concatenate(parts)
-    equal(stack, by_hand)
-    differs(equal, stack, by_hand[::-1])
-
-
-def test_panels_of_two_lengths_share_stacks_over_leaves():
-    # 7 is cut into 3 + 2 + 2 and 5 into 3 + 2.
-    leaves = leaves_of(((7, 5), (2, 7, 3), (3, 2)))
-    view = {3: MatrixView((1,), (2,)), 2: MatrixView((0,), (1,))}
-    tiling = Tiling(3, lambda path, shape: view[len(shape)])
-    stacks = check_stacks(leaves, tiling)
-    counts = {key: len(stack) for key, stack in stacks.items()}
-    assert counts == {"3x3": 1 + 2, "3x2": 1 + 1, "2x3": 2 + 4, "2x2": 2}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_round_trip_keeps_every_bit(dtype):
-    info = jnp.finfo(dtype)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.max, info.tiny, info.tiny / 4]
-    values = np.random.default_rng(0).normal(size=(7, 5))
-    values.ravel()[: len(special)] = special
-    leaf = jnp.asarray(values.astype(jnp.dtype(dtype)))
-    plan = plan_tree([leaf], Tiling(3))
-    round_trip = jax.jit(lambda x: from_stacks(plan, to_stacks(plan, [x]), [x]))
-    (back,) = round_trip(leaf)
-    assert back.dtype == leaf.dtype
-    assert np.asarray(back).tobytes() == np.asarray(leaf).tobytes()
-    positive_zero = leaf.at[0, 1].set(0.0)
-    assert np.asarray(positive_zero).tobytes() != np.asarray(leaf).tobytes()
-
-
-def test_resnet50_needs_few_stacks_and_no_padding():
-    shapes = pytest.importorskip("benchmarks.shapes")
-    params = shapes.resnet(50)
-    plan = plan_tree(params, Tiling())
-    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    matrices = [leaf for leaf in plan.leaves if leaf.view]
-    vectors = [leaf for leaf in plan.leaves if not leaf.view]
-    assert total == 25_557_032
-    assert len(matrices) == 53 + 1
-    assert all(len(leaf.shape) == 1 for leaf in vectors)
-    in_matrices = sum(math.prod(leaf.shape) for leaf in matrices)
-    assert in_matrices == total - 2 * 26_560 - 1000
-    assert sum(map(math.prod, plan.stacks.values())) == in_matrices
-    assert len(plan.stacks) <= 16
-    assert max(max(shape[1:]) for shape in plan.stacks.values()) <= 256
-    assert len(plan_tree(params, Tiling(1000)).stacks) > len(plan.stacks)
-
-
-# The view of a leaf, by path and shape.
-
-
-class Layer(NamedTuple):
-    kernel: Any
-    bias: Any
-
-
-class Module(eqx.Module):
-    weight: jax.Array
-    layers: list[eqx.nn.Linear]
-    name: str = eqx.field(static=True, default="module")
-
-
-def paths_of(tree: Any) -> list[str]:
-    return [leaf.path for leaf in plan_tree(tree, Tiling()).leaves]
-
-
-def test_paths_of_dicts_lists_tuples_and_named_tuples():
-    x = jnp.zeros((2, 2))
-    tree = {"layers": [{"kernel": x}, (x, x)], "head": Layer(kernel=x, bias=x), 3: x}
-    by_type = collections.OrderedDict((key, tree[key]) for key in ("head", "layers"))
-    assert paths_of(by_type) == [
-        "head/kernel",
-        "head/bias",
-        "layers/0/kernel",
-        "layers/1/0",
-        "layers/1/1",
-    ]
-    assert paths_of({3: x}) == ["3"]
-    assert paths_of(x) == [""]
-
-
-def test_a_key_that_happens_to_be_value_is_kept():
-    x = jnp.zeros((2, 2))
-    assert paths_of({"attention": {"key": x, "query": x, "value": x}}) == [
-        "attention/key",
-        "attention/query",
-        "attention/value",
-    ]
-    assert paths_of({"value": x}) == ["value"]
-    assert paths_of({"value": {"kernel": x}}) == ["value/kernel"]
-    attribute = jax.tree_util.GetAttrKey("value")
-    key = jax.tree_util.DictKey("value")
-    layer = jax.tree_util.DictKey("layer")
-    assert normalise_path((layer, key)) == "layer/value"
-    assert normalise_path((layer, attribute)) == "layer"
-    assert normalise_path((layer, key, attribute)) == "layer/value"
-    assert normalise_path((attribute, layer)) == "value/layer"
-    assert normalise_path((attribute,)) == "value"
-
-
-def test_paths_of_an_equinox_module():
-    linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
-    module = Module(jnp.zeros((2, 2)), [linear])
-    assert paths_of(eqx.filter(module, eqx.is_array)) == [
-        "weight",
-        "layers/0/weight",
-        "layers/0/bias",
-    ]
-
-
-class Network(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.embedding = nnx.Embed(6, 4, rngs=rngs)
-        self.value = nnx.Linear(4, 5, rngs=rngs)
-
-    def __call__(self, tokens):
-        return self.value(self.embedding(tokens))
-
-
-def test_paths_of_nnx_are_alike_in_init_and_update():
-    model = Network(nnx.Rngs(0))
-    in_init = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))[0]
-    assert jax.tree_util.keystr(in_init[0][0]).endswith(".value")
-
-    seen = []
-
-    def view(path, shape):
-        seen.append(path)
-        return None if path.startswith("embedding") else default_view(shape)
-
-    optimizer = nnx.Optimizer(
-        model, scale_by_jorge(tiling=Tiling(view=view)), wrt=nnx.Param
-    )
-    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-    def loss(model):
-        return jnp.sum(model(jnp.arange(6)) ** 2)
-
-    optimizer.update(model, nnx.grad(loss)(model))
-    after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    # Called once a leaf: the plan of `update` is the plan of `init`.
-    assert seen == ["embedding/embedding", "value/bias", "value/kernel"]
-    differs(equal, before, after)
-
-
-def test_the_view_is_chosen_by_path_and_by_shape():
-    params = {
-        "embedding": {"table": jnp.zeros((50, 4))},
-        "layers": [{"kernel": jnp.zeros((4, 2, 3)), "bias": jnp.zeros((6,))}],
-        "scanned": {"kernel": jnp.zeros((5, 4, 6))},
-    }
-
-    def view(path, shape):
-        if path == "embedding/table":
-            return None
-        if path.startswith("scanned/"):
-            return MatrixView((1,), (2,))
-        if shape == (4, 2, 3):
-            return MatrixView((0,), (1, 2))
-        return default_view(shape)
-
-    plan = plan_tree(params, Tiling(view=view))
-    assert {leaf.path: leaf.view for leaf in plan.leaves} == {
-        "embedding/table": None,
-        "layers/0/bias": None,
-        "layers/0/kernel": MatrixView((0,), (1, 2)),
-        "scanned/kernel": MatrixView((1,), (2,)),
-    }
-    assert plan.stacks == {"4x6": (6, 4, 6)}
-    assert plan_tree(params, Tiling()).stacks == {
-        "50x4": (1, 50, 4),
-        "8x3": (1, 8, 3),
-        "20x6": (1, 20, 6),
-    }
-    state = scale_by_jorge(tiling=Tiling(view=view)).init(params)
-    chex.assert_shape(state.roots["4x6"].left, (6, 4, 4))
-    chex.assert_shape(state.roots["4x6"].right, (6, 6, 6))
-    assert list(state.roots) == ["4x6"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "view"),
-    [
-        ((17, 1), MatrixView((0,), (1,))),
-        ((1, 17), MatrixView((0,), (1,))),
-        ((4, 1, 6), MatrixView((1,), (2,))),
-        ((0, 4), MatrixView((0,), (1,))),
-        ((0, 4, 4), MatrixView((1,), (2,))),
-    ],
-    ids=str,
-)
-def test_a_view_with_a_side_shorter_than_two_gives_no_roots(shape, view):
-    leaf = counted(shape)
-    plan = plan_tree([leaf], Tiling(view=lambda path, shape: view))
-    assert plan.leaves[0].view is None
-    assert plan.stacks == {}
-    assert to_stacks(plan, [leaf]) == {}
-    equal(from_stacks(plan, {}, [leaf]), [leaf])
-
-
-def test_the_plan_is_made_once():
-    params = {"w": jnp.zeros((6, 4)), "b": jnp.zeros((4,))}
-    abstract = jax.eval_shape(lambda: params)
-    plan = plan_tree(params, Tiling(3))
-    assert plan_tree(params, Tiling(3)) is plan
-    assert plan_tree(abstract, Tiling(3)) is plan
-    assert plan_tree({**params, "w": params["w"] + 1}, Tiling(3)) is plan
-    assert plan_tree(params, Tiling(4)) is not plan
-    assert plan_tree({"w": params["w"]}, Tiling(3)) is not plan
 
 
 # The same training, written in two ways.
