@@ -11,7 +11,9 @@ import numpy as np
 import optax
 
 from jorge_optax._alias import jorge
+from jorge_optax._matrices import MatrixView, default_view
 from jorge_optax._schedules import step_decay_in_thirds
+from jorge_optax._tiling import Tiling
 
 
 class _Config:
@@ -118,6 +120,7 @@ class FromAdamW(_Config):
       adam_eps: AdamW's, for the length of the step.
       weight_decay: AdamW's, decoupled already.
       update_interval: steps between refreshes of the roots.
+      leave_out: parameters with one of these in their path take Adam's own step.
       weight_decay_mask: which leaves decay; not printed, and no part of ``to_dict()``.
     """
 
@@ -127,13 +130,21 @@ class FromAdamW(_Config):
     adam_eps: float
     weight_decay: float
     update_interval: int
+    leave_out: tuple[str, ...] = ()
     weight_decay_mask: Any = dataclasses.field(default=None, repr=False)
 
     __str__ = _Config.__str__
 
     def kwargs(self) -> dict[str, Any]:
         """Arguments for :func:`jorge_optax.jorge`."""
+
+        def view(path: str, shape: tuple[int, ...]) -> MatrixView | None:
+            if any(name in path for name in self.leave_out):
+                return None
+            return default_view(shape)
+
         return {
+            "tiling": Tiling(view=view),
             "learning_rate": self.learning_rate,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
@@ -269,6 +280,7 @@ def from_adamw(
     *,
     weight_decay_mask: Any | Callable[[optax.Params], Any] | None = None,
     update_interval: int = 10,
+    leave_out: tuple[str, ...] = ("embed", "position"),
 ) -> FromAdamW:
     """Jorge's hyperparameters from those of a tuned AdamW run.
 
@@ -280,6 +292,8 @@ def from_adamw(
     - Momentum: AdamW's b1.
     - Weight decay: AdamW's. It is decoupled in both, so nothing is divided.
     - Interval: 10.
+    - Embeddings are left to Adam. In each step most of their rows see no gradient, and
+      a direction without gradient is what Jorge's roots handle worst.
 
     Args:
       learning_rate: AdamW's, a number or an optax schedule.
@@ -289,6 +303,7 @@ def from_adamw(
       weight_decay: AdamW's; the default is that of :func:`optax.adamw`.
       weight_decay_mask: AdamW's, handed on.
       update_interval: steps between refreshes.
+      leave_out: parameters with one of these in their path take Adam's own step.
 
     Returns:
       A :class:`FromAdamW`.
@@ -303,6 +318,7 @@ def from_adamw(
       adam_eps         1e-08
       weight_decay     0.1
       update_interval  10
+      leave_out        ['embed', 'position']
       >>> optimizer = config.optimizer()
 
     References:
@@ -321,6 +337,7 @@ def from_adamw(
         adam_eps=eps,
         weight_decay=weight_decay,
         update_interval=update_interval,
+        leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
     )
 

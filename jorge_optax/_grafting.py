@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._roots import nearest_power_of_two
+from jorge_optax._roots import split_scale
 from jorge_optax._sharding import in_auto_axes
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
@@ -146,9 +146,10 @@ def rescale(magnitude: jax.Array, direction: jax.Array, axis: Any = None) -> jax
 
 def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``x = unit * scale`` with the largest entry of unit near one, and its norm."""
-    largest = jnp.max(jnp.abs(x), axis, keepdims=True, initial=0)
-    scale = nearest_power_of_two(largest)
-    unit = x / scale
+    axis = tuple(range(x.ndim)) if axis is None else axis
+    if not x.size:
+        return x, jnp.ones((), x.dtype), jnp.ones((), x.dtype)
+    unit, scale = split_scale(x, axis)
     squares = jnp.sum(jnp.square(jnp.abs(unit)), axis, keepdims=True)
     return unit, scale, jnp.sqrt(squares)
 

@@ -121,7 +121,7 @@ def _widen(tree: Any) -> Any:
         if wide == dtype:
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf.update(dtype=wide)
+            return jax.ShapeDtypeStruct(leaf.shape, wide, sharding=leaf.sharding)
         return leaf.astype(wide)
 
     return jax.tree.map(widen, tree)

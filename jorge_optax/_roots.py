@@ -202,12 +202,24 @@ def _guard(unit: Any, factor: Any, norm: Any, trace: Any) -> tuple[Any, Any]:
     return new, jnp.isfinite(largest * factor) & (trace > 0)
 
 
-def split_scale(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split_scale(x: jax.Array, axis: Any = None) -> tuple[jax.Array, jax.Array]:
     """Splits x into ``unit * scale``, the largest entry of unit being about one.
 
     The scale is a power of two, so nothing is rounded.
+
+    Args:
+      x: array.
+      axis: axes over which the largest entry is taken; they are kept, with length
+        one. ``None`` is all, and gives a scalar.
+
+    Returns:
+      Unit and scale.
     """
-    scale = nearest_power_of_two(jnp.max(jnp.abs(x)))
+    # If x is itself a quotient a / b, XLA would make a / (b * scale) of the division
+    # below, and b * scale may underflow. The barrier hides from it what x is.
+    x = jax.lax.optimization_barrier(x)
+    keepdims = axis is not None
+    scale = nearest_power_of_two(jnp.max(jnp.abs(x), axis, keepdims=keepdims))
     return x / scale, scale
 
 

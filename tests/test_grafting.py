@@ -105,7 +105,7 @@ def test_zero_direction_gives_zero_whatever_the_length():
     chex.assert_trees_all_equal(updates, jnp.zeros((3, 4)))
 
 
-@pytest.mark.parametrize("entry", [1e-10, 1e10, 1.0])
+@pytest.mark.parametrize("entry", [1e-30, 1e30, 1e-20])
 def test_constants_known_to_the_compiler_are_grafted_alike(entry):
     directions = jnp.asarray([entry, 2 * entry, 0.0])
     optimizer = graft(constant(jnp.ones(3)), constant(directions))
