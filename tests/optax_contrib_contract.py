@@ -5,7 +5,6 @@ text is run in a module of its own, in two parts: between them, its tables are r
 by ours, and the names in our tables are made to be found where it looks for them.
 """
 
-import inspect
 import pathlib
 import types
 from collections.abc import Callable
@@ -20,15 +19,7 @@ SPLIT_AT = "def _get_opt_factory("
 TABLES = ("_MAIN_OPTIMIZERS_UNDER_TEST", "_ALL_OPTIMIZERS_UNDER_TEST")
 
 
-def jorge(*args, **kwargs):
-    return jorge_optax.jorge(*args, **kwargs)
-
-
-# The contract learns from the annotation whether a learning rate may be a schedule,
-# and skips its test otherwise; annotations in the package are strings.
-jorge.__signature__ = inspect.signature(  # pyright: ignore
-    jorge_optax.jorge, eval_str=True
-)
+jorge = jorge_optax.jorge
 
 
 def jorge_at_length_of_adam(learning_rate: optax.ScalarOrSchedule):

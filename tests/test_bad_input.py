@@ -226,7 +226,7 @@ def test_other_leaves_without_roots_do_not_fit(grafting, bias):
     optimizer = jorge(0.1, grafting=grafting)
     state = optimizer.init(arrays(w=(6, 4), b=(2,)))
     # From optax.trace and optax.ema, whose words are optax's own.
-    with pytest.raises((ValueError, TypeError), match="pytree|shapes"):
+    with pytest.raises((ValueError, TypeError), match="pytree|shapes|key mismatch"):
         jax.eval_shape(optimizer.update, arrays(w=(6, 4), **bias), state)
 
 

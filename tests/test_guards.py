@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jorge_optax import Tiling, jorge, scale_by_jorge
+from jorge_optax._grafting import rescale
 from jorge_optax._roots import BINOMIAL_SERIES, refresh_root, refresh_root_thin
 from tests.test_oracle import CASES, gradients
 
@@ -246,6 +247,23 @@ def test_roots_follow_the_scale_of_the_gradient():
             updates, state = update(jnp.asarray(gradient, jnp.float32), state)
             chex.assert_tree_all_finite((updates, state))
             assert abs(norm64(updates) / np.linalg.norm(gradient) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_quotient_of_tiny_numbers_is_grafted_at_its_length(jit):
+    """XLA may make a / (b * scale) of (a / b) / scale, and b * scale may underflow."""
+
+    def grafted(numerator, denominator, direction):
+        return rescale(numerator / denominator, direction)
+
+    numerator = jnp.asarray([0.0, 2.6e-38, -1.6e-38, -3.0e-38])
+    denominator = jnp.asarray([5e-3, 6e-3, 1.6e-3, 1e-2])
+    direction = jnp.asarray([1e-32, 2e-32, -3e-32, 0.0])
+    function = jax.jit(grafted) if jit else grafted
+    result = function(numerator, denominator, direction)
+    expected = norm64(numerator / denominator)
+    assert abs(norm64(result) / expected - 1) < 1e-4
+    assert norm64(result * 1.01) / expected - 1 > 1e-3
 
 
 # --- one tile of several -----------------------------------------------------------
