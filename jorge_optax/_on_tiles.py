@@ -83,7 +83,10 @@ def on_tiles(
 
         rest, others_state = others.update(split(updates, plan), state.others)
         rest = iter(jax.tree.leaves(rest))
-        leaves = [leaf if p.view else next(rest) for p, leaf in _zip(plan, leaves)]
+        leaves = [
+            leaf if leaf_plan.view else next(rest)
+            for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
+        ]
         merged = treedef.unflatten(from_stacks(plan, stacks, leaves))
         return merged, TiledState(tiles_state, others_state)
 
@@ -135,10 +138,6 @@ def _common_dtype(tree: Any) -> Any:
 def _canonical(dtype: Any) -> Any:
     """float64 is float32 unless it is enabled."""
     return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _zip(plan: Plan, leaves: Any) -> Any:
-    return zip(plan.leaves, leaves, strict=True)
 
 
 def _check_state(plan: Plan, expected: Any, state: Any) -> None:
