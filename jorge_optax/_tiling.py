@@ -49,7 +49,9 @@ class Tiling:
     """
 
     max_dim: int = 256
-    view: Callable[[str, tuple[int, ...]], MatrixView | None] = _default_leaf_view
+    view: Callable[[str, tuple[int, ...]], MatrixView | None] = dataclasses.field(
+        default=_default_leaf_view, repr=False
+    )
 
     def __post_init__(self):
         """Rejects a tile size that is no positive integer, and a view that is none."""
