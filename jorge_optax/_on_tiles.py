@@ -106,13 +106,16 @@ def at_least_float32(
         def update(updates, state, params):
             return inner.update(_widen(updates), state, _widen(params), **extra_args)
 
-        wide, state = in_auto_axes(update, (updates, state), updates, state, params)
-        narrow = jax.tree.map(
-            lambda new, old: new.astype(_canonical(old.dtype)), wide, updates
-        )
-        return narrow, state
+        results = in_auto_axes(update, (updates, state), updates, state, params)
+        # The state, too: wide gradients would widen the momenta of narrow parameters.
+        return jax.tree.map(_cast_like, results, (updates, state))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _cast_like(new: Any, old: Any) -> Any:
+    dtype = _canonical(old.dtype)
+    return new if new.dtype == dtype else new.astype(dtype)
 
 
 def _widen(tree: Any) -> Any:

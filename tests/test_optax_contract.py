@@ -152,6 +152,18 @@ def test_gradients_may_have_another_dtype_than_parameters(tx, of_params, of_grad
     assert_steps_keep_types(tx, random_tree(0, of_params), gradients)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("grafting", ["sgd", None, optax.scale_by_adam()])
+def test_float64_gradients_do_not_widen_the_state_of_float32_parameters(grafting):
+    optimizer = jorge(0.1, 0.9, 0.01, grafting=grafting)
+    params = {"w": jnp.ones((6, 4), jnp.float32), "b": jnp.ones(4, jnp.float32)}
+    grads = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+    state = optimizer.init(params)
+    updates, new_state = optimizer.update(grads, state, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, grads)
+
+
 @each(*KINDS)
 def test_leaves_may_have_different_dtypes(tx):
     def mixed(seed):
