@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from jorge_optax._alias import jorge
+from jorge_optax._checks import check_number
 from jorge_optax._matrices import MatrixView, default_view
 from jorge_optax._schedules import step_decay_in_thirds
 from jorge_optax._tiling import Tiling
@@ -221,13 +222,10 @@ def from_sgd(
       Singh et al, `Jorge: Approximate Preconditioning for GPU-efficient Second-order
       Optimization <https://arxiv.org/abs/2310.12298>`_, section 4, 2023
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(
-            f"momentum must lie in [0, 1), got {momentum}: Jorge's decay is SGD's "
-            "divided by 1 - momentum."
-        )
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+    _check_below_one(
+        "momentum", momentum, "Jorge's decay is SGD's divided by 1 - momentum."
+    )
+    _check_decay(weight_decay)
     notes = []
     total_steps, boundaries = _length(total_steps, epochs, steps_per_epoch)
     peak, rise = _peak(learning_rate, total_steps)
@@ -325,11 +323,9 @@ def from_adamw(
       Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
       <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
     """
-    for name, value in (("b1", b1), ("b2", b2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must lie in [0, 1), got {value}.")
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
+    _check_below_one("b1", b1)
+    _check_below_one("b2", b2)
+    _check_decay(weight_decay)
     return FromAdamW(
         learning_rate=learning_rate,
         momentum=b1,
@@ -340,6 +336,15 @@ def from_adamw(
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
     )
+
+
+def _check_below_one(name: str, value: Any, remedy: str = "") -> None:
+    check_number(name, value, "must lie in [0, 1)", lambda x: 0 <= x < 1, remedy)
+
+
+def _check_decay(value: Any) -> None:
+    rule = "must be at least 0"
+    check_number("weight_decay", value, rule, lambda x: 0 <= x < float("inf"))
 
 
 def _length(total_steps, epochs, steps_per_epoch) -> tuple[int, tuple[int, int]]:
