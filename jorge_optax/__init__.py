@@ -8,6 +8,7 @@ from jorge_optax._inspect import Description, describe, state_size
 from jorge_optax._interval import IntervalChoice, choose_update_interval
 from jorge_optax._matrices import MatrixView, default_view
 from jorge_optax._roots import Roots
+from jorge_optax._rules import Composite, Series
 from jorge_optax._schedules import growing_interval, step_decay_in_thirds
 from jorge_optax._tiling import Tiling
 from jorge_optax._transform import JorgeState, scale_by_jorge
@@ -15,6 +16,7 @@ from jorge_optax._transform import JorgeState, scale_by_jorge
 __version__ = "0.1.0"
 
 __all__ = (
+    "Composite",
     "Description",
     "FromAdamW",
     "FromSGD",
@@ -23,6 +25,7 @@ __all__ = (
     "JorgeState",
     "MatrixView",
     "Roots",
+    "Series",
     "Tiling",
     "choose_update_interval",
     "default_view",

@@ -11,6 +11,7 @@ import optax
 from jorge_optax._checks import check_number, is_zero
 from jorge_optax._grafting import along, graft_by, rescale, rescale_tiles
 from jorge_optax._on_tiles import at_least_float32, on_tiles
+from jorge_optax._rules import Composite, Series
 from jorge_optax._stacks import Stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._transform import scale_by_jorge, scale_stacks_by_jorge
@@ -25,6 +26,7 @@ def jorge(
     eps: jax.typing.ArrayLike = 1e-6,
     update_interval: jax.typing.ArrayLike | optax.Schedule = 10,
     damping: jax.typing.ArrayLike = 0.0,
+    refresh: Series | Composite | None = None,
     grafting: str | optax.GradientTransformation | None = "sgd",
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
@@ -71,6 +73,9 @@ def jorge(
         may be traced, or a schedule of the step.
       damping: adds ``damping`` times the mean of its diagonal to the diagonal of each
         gram matrix. 0 is the paper's form.
+      refresh: the rule by which roots are refreshed: :class:`Series`, the paper's, or
+        :class:`Composite`, which is much nearer to Shampoo with exact roots; ``None``
+        is ``Series()``.
       grafting: ``"sgd"``; or a transformation of unit learning rate, the length of
         whose steps is taken, such as ``optax.scale_by_adam()`` or ``optax.adam(1.0)``
         (the sign does not matter), and whose own step the leaves without roots take;
@@ -135,6 +140,7 @@ def jorge(
         eps=eps,
         update_interval=update_interval,
         damping=damping,
+        refresh=refresh,
         root_dtype=root_dtype,
         precision=precision,
     )

@@ -32,9 +32,10 @@ def diagnostics(
     - ``unexcited``: how many rows no gradient has ever excited (dead units): the root
       still has nothing but its diagonal there.
 
-    With gradients also, by side, ``beta2`` and ``growth`` (``beta2**(-1/4)``), those
-    that a refresh with these gradients would have, and, for the tile, ``cosine``
-    between the gradient and the direction that the roots make of it.
+    With gradients also, for the tile, ``cosine`` between the gradient and the direction
+    that the roots make of it, and, by side, ``beta2`` and ``growth``
+    (``beta2**(-1/4)``), those that a refresh with these gradients would have. (The last
+    two not for :class:`Composite`, whose ``beta2`` is a constant.)
 
     Args:
       state: the optimizer's state, or any tree that holds it.
@@ -89,9 +90,13 @@ def diagnostics(
                 f"{list(roots)}. Pass gradients like the parameters given to init, and "
                 "the optimizer's Tiling."
             )
+        functions = [_cosine]
+        if not jax.tree.leaves(found[0].statistics):
+            functions.append(_dynamic_beta2)
         for key, gradients in stacks.items():
-            for name, values in jax.vmap(_with_gradient)(roots[key], gradients).items():
-                report[f"{key}/{name}"] = values
+            for function in functions:
+                for name, values in jax.vmap(function)(roots[key], gradients).items():
+                    report[f"{key}/{name}"] = values
     return report
 
 
@@ -126,7 +131,7 @@ def _largest_eigenvalue(matrix: jax.Array, products: int = 8) -> jax.Array:
     return jnp.linalg.norm(vector)
 
 
-def _with_gradient(roots: Roots, gradient: jax.Array) -> dict[str, jax.Array]:
+def _dynamic_beta2(roots: Roots, gradient: jax.Array) -> dict[str, jax.Array]:
     report = {}
     sides = {"left": (roots.left, gradient), "right": (roots.right, gradient.T)}
     for side, (root, g) in sides.items():
@@ -137,9 +142,12 @@ def _with_gradient(roots: Roots, gradient: jax.Array) -> dict[str, jax.Array]:
         report[f"{side}/growth"] = jnp.where(
             norm > 0, (1 + 1 / jnp.where(norm > 0, norm, 1)) ** 0.25, 1.0
         )
+    return report
+
+
+def _cosine(roots: Roots, gradient: jax.Array) -> dict[str, jax.Array]:
     gradient = gradient.astype(jnp.float32)
     direction = apply_roots(roots, gradient, precision="highest")
     lengths = jnp.linalg.norm(direction) * jnp.linalg.norm(gradient)
     product = jnp.sum(direction * gradient)
-    report["cosine"] = product / jnp.where(lengths > 0, lengths, 1)
-    return report
+    return {"cosine": product / jnp.where(lengths > 0, lengths, 1)}

@@ -1,13 +1,15 @@
 """Refreshes all roots of all stacks in as few, as large, matrix products as possible.
 
-The kernel needs only a root and a gram matrix, so all sides of equal length, left or
-right, of all stacks, are joined into one batch. Only where a stack's tall tiles would
-save much by the order of products without a gram are they refreshed by themselves.
+The kernels need only a root and a gram matrix, or a statistic, so all sides of equal
+length, left or right, of all stacks, are joined into one batch. Only where a stack's
+tall tiles would save much by the paper's series without a gram are they refreshed by
+themselves.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,22 +24,26 @@ from jorge_optax._stacks import Stacks
 WORTH_ITS_OWN_ORDER = 0.01
 
 
-def gram_multiplications(m: int, n: int) -> int:
+def gram_multiplications(m: int, n: int, terms: int = 2) -> int:
     """Scalar multiplications to refresh the side m of an m x n tile by its gram."""
-    return m * m * n + 5 * m**3
+    return m * m * n + (3 + terms) * m**3
 
 
-def thin_multiplications(m: int, n: int) -> int:
+def thin_multiplications(m: int, n: int, terms: int = 2) -> int:
     """The same by the order of products without a gram."""
-    return 7 * m * m * n + 2 * m * n * n
+    powers = 2 * m * n * n + (terms - 2) * n**3 if terms > 1 else 0
+    return 7 * m * m * n + powers
 
 
 @functools.lru_cache(maxsize=256)
-def thin_stacks(shapes: frozenset[tuple[int, int, int]]) -> frozenset[tuple[int, int]]:
+def thin_stacks(
+    shapes: frozenset[tuple[int, int, int]], terms: int
+) -> frozenset[tuple[int, int]]:
     """The tile shapes whose long side is refreshed without a gram.
 
     Args:
       shapes: number, rows and columns of the tiles of each stack.
+      terms: of the series.
 
     Returns:
       Rows and columns of the tiles concerned.
@@ -46,60 +52,143 @@ def thin_stacks(shapes: frozenset[tuple[int, int, int]]) -> frozenset[tuple[int,
     saved = {}
     for n, rows, columns in shapes:
         long, short = max(rows, columns), min(rows, columns)
-        by_gram = gram_multiplications(long, short)
-        total += n * (by_gram + gram_multiplications(short, long))
-        saved[rows, columns] = n * (by_gram - thin_multiplications(long, short))
+        by_gram = gram_multiplications(long, short, terms)
+        total += n * (by_gram + gram_multiplications(short, long, terms))
+        less = by_gram - thin_multiplications(long, short, terms)
+        saved[rows, columns] = n * less
     return frozenset(
         tile for tile, less in saved.items() if less >= WORTH_ITS_OWN_ORDER * total
     )
 
 
-def refresh_stacks(
-    roots: dict[str, Roots], gradients: Stacks, *, damping: Any, precision: Any
+def refresh_by_series(
+    roots: dict[str, Roots],
+    gradients: Stacks,
+    *,
+    factors: tuple[float, ...],
+    damping: Any,
+    precision: Any,
 ) -> dict[str, Roots]:
-    """Refreshes the roots of all tiles (lines 5 to 8).
+    """Refreshes the roots of all tiles by the paper's rule (lines 5 to 8).
 
     Args:
       roots: by stack, left ``[n, R, R]`` and right ``[n, C, C]``.
       gradients: by stack, ``[n, R, C]``.
-      damping: as in :func:`~jorge_optax._roots.refresh_root`. Unless it is the number
-        0, every side goes by its gram.
+      factors: of the series, as in :func:`~jorge_optax._roots.refresh_root`.
+      damping: as there. Unless it is the number 0, every side goes by its gram.
       precision: of the matrix products.
 
     Returns:
       The new roots.
     """
     shapes = frozenset(gradient.shape for gradient in gradients.values())
-    thin = thin_stacks(shapes) if is_zero(damping) else frozenset()
-    by_gram = jax.vmap(
-        functools.partial(candidate_root, damping=damping, precision=precision)
-    )
-    by_gradient = jax.vmap(functools.partial(refresh_root_thin, precision=precision))
+    thin = thin_stacks(shapes, len(factors)) if is_zero(damping) else frozenset()
+    options: Any = dict(series=factors, precision=precision)
+    by_gram = jax.vmap(functools.partial(candidate_root, damping=damping, **options))
+    by_gradient = jax.vmap(functools.partial(refresh_root_thin, **options))
 
     new: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
-    joined: dict[int, list[tuple[Any, ...]]] = {}
+    joined = _Joined()
+    for key, side, root, g, scale, trace in _sides(roots, gradients):
+        if gradients[key].shape[1:] in thin and g.shape[1] > g.shape[2]:
+            new[key][side] = by_gradient(root, g, scale)
+        else:
+            gram = jnp.matmul(g, g.mT, precision=precision)
+            joined.add((key, side), root, gram, scale, trace)
+    for (key, side), (candidate, accepted) in joined.map(by_gram):
+        # Chosen here and not in the batch, where the choice would read all roots
+        # and so keep XLA from writing each in its place.
+        root = getattr(roots[key], side)
+        new[key][side] = jnp.where(accepted[:, None, None], candidate, root)
+    return {key: Roots(**sides) for key, sides in new.items()}
+
+
+# Entries of a gradient beyond these enter the statistics as if they were just these:
+# their squares stay well within float32's range.
+LARGEST, SMALLEST = 2.0**50, 2.0**-50
+
+
+def refresh_by_statistics(
+    roots: dict[str, Roots],
+    statistics: dict[str, Roots],
+    gradients: Stacks,
+    *,
+    beta2: float,
+    root: Callable[[jax.Array], jax.Array],
+    damping: Any,
+    precision: Any,
+) -> tuple[dict[str, Roots], dict[str, Roots]]:
+    """Moves the statistics of all tiles towards new grams, and takes their roots.
+
+    Args:
+      roots: by stack, left ``[n, R, R]`` and right ``[n, C, C]``.
+      statistics: of the same shapes.
+      gradients: by stack, ``[n, R, C]``.
+      beta2: weight of the old statistics.
+      root: of one statistic.
+      damping: ``damping * tr(gram) / m`` is added to the diagonal of each gram.
+      precision: of the matrix products.
+
+    Returns:
+      New roots and statistics; the old ones of tiles whose gradient is zero or not
+      finite.
+    """
+    new: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
+    tracked: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
+    kept: dict[str, jax.Array] = {}
+    joined = _Joined()
+    for key, side, _, g, scale, trace in _sides(roots, gradients):
+        old = getattr(statistics[key], side)
+        gram = jnp.matmul(g, g.mT, precision=precision)
+        if not is_zero(damping):
+            eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)[None]
+            mean = (trace / gram.shape[-1])[:, None, None]
+            gram = gram + (damping * mean) * eye
+        scale = jnp.clip(scale, SMALLEST, LARGEST)[:, None, None]
+        statistic = beta2 * old + ((1 - beta2) * gram) * scale * scale
+        kept[key] = ~(jnp.isfinite(trace) & (trace > 0))[:, None, None]
+        statistic = jnp.where(kept[key], old, statistic)
+        tracked[key][side] = statistic
+        joined.add((key, side), statistic)
+    for (key, side), candidate in joined.map(jax.vmap(root)):
+        old = getattr(roots[key], side)
+        new[key][side] = jnp.where(kept[key], old, candidate.astype(old.dtype))
+    return (
+        {key: Roots(**sides) for key, sides in new.items()},
+        {key: Roots(**sides) for key, sides in tracked.items()},
+    )
+
+
+def _sides(roots: dict[str, Roots], gradients: Stacks) -> Iterator[tuple[Any, ...]]:
+    """Key, side, root, gradient or its transpose, its scale, trace of its gram.
+
+    The gradient is divided by its scale.
+    """
     for key, gradient in gradients.items():
         work_dtype = jnp.promote_types(roots[key].left.dtype, jnp.float32)
         unit, scale = jax.vmap(split_scale)(gradient.astype(work_dtype))
-        trace = jnp.sum(jnp.square(unit), axis=(1, 2))  # of either gram
-        for side, root in roots[key]._asdict().items():
-            g = unit if side == "left" else unit.mT
-            if gradient.shape[1:] in thin and g.shape[1] > g.shape[2]:
-                new[key][side] = by_gradient(root, g, scale)
-            else:
-                gram = jnp.matmul(g, g.mT, precision=precision)
-                joined.setdefault(len(root[0]), []).append(
-                    (key, side, root, gram, scale, trace)
-                )
-    for batch in joined.values():
-        parts = list(zip(*(item[2:] for item in batch), strict=True))
-        candidates, accepted = by_gram(*(jnp.concatenate(part) for part in parts))
-        start = 0
-        for key, side, root, *_ in batch:
-            # Chosen here and not in the batch, where the choice would read all roots
-            # and so keep XLA from writing each in its place.
-            own = slice(start, start + len(root))
-            chosen = jnp.where(accepted[own, None, None], candidates[own], root)
-            new[key][side] = chosen
-            start += len(root)
-    return {key: Roots(**sides) for key, sides in new.items()}
+        trace = jnp.sum(jnp.square(unit), axis=(1, 2))
+        yield key, "left", roots[key].left, unit, scale, trace
+        yield key, "right", roots[key].right, unit.mT, scale, trace
+
+
+class _Joined:
+    """Stacks of square matrices, joined into one batch for each length of side."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, list[tuple[Any, tuple[jax.Array, ...]]]] = {}
+
+    def add(self, name: Any, *arrays: jax.Array) -> None:
+        """Adds arrays ``[n, ...]``, of which the first is ``[n, m, m]``."""
+        self._batches.setdefault(arrays[0].shape[-1], []).append((name, arrays))
+
+    def map(self, function: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+        """Names, and the parts of what the function makes of each batch."""
+        for batch in self._batches.values():
+            columns = zip(*(arrays for _, arrays in batch), strict=True)
+            results = function(*(jnp.concatenate(column) for column in columns))
+            start = 0
+            for name, arrays in batch:
+                own = slice(start, start + len(arrays[0]))
+                yield name, jax.tree.map(lambda x, own=own: x[own], results)
+                start += len(arrays[0])

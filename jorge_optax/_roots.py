@@ -127,7 +127,7 @@ def candidate_root(
     norm = jnp.sqrt(jnp.sum(jnp.square(x)))
     step, growth = _step_and_growth(norm, root_scale, scale, ratio)
     # With p(X) = I + X q(X), the new root is growth * (root + root X q(X)).
-    correction = mm(a, mm(x, _polynomial(series, x, step, mm)))
+    correction = mm(a, _times(x, _polynomial(series, x, step, mm), mm))
     new, accepted = _guard(a + correction, growth * root_scale, norm, trace)
     return new.astype(root.dtype), accepted
 
@@ -162,8 +162,9 @@ def refresh_root_thin(
     norm = jnp.sqrt(jnp.sum(jnp.square(mm(b, gradient.T))))
     step, growth = _step_and_growth(norm, root_scale, scale, ratio)
     # X q(X) = b q(w) g^T, with the powers taken of the n x n matrix w = g^T b.
-    q = _polynomial(series, mm(gradient.T, b), step, mm)
-    correction = mm(mm(mm(a, b), q), gradient.T)
+    w = mm(gradient.T, b) if len(series) > 1 else None
+    q = _polynomial(series, w, step, mm)
+    correction = mm(_times(mm(a, b), q, mm), gradient.T)
     trace = jnp.sum(jnp.square(gradient))
     new, accepted = _guard(a + correction, growth * root_scale, norm, trace)
     return jnp.where(accepted, new.astype(root.dtype), root)
@@ -234,18 +235,22 @@ def _fourth_root(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sqrt(x))
 
 
-def _polynomial(
-    factors: tuple[float, ...], x: jax.Array, step: Any, mm: Any
-) -> jax.Array:
+def _polynomial(factors: tuple[float, ...], x: Any, step: Any, mm: Any) -> jax.Array:
     """``factors[0] step I + factors[1] step^2 x + ...`` by Horner's rule.
 
-    That is ``step * q(step * x)``, without ever forming ``step * x``.
+    That is ``step * q(step * x)``, without ever forming ``step * x``. With one factor,
+    a number takes the place of its multiple of the identity.
     """
-    eye = jnp.eye(len(x), dtype=x.dtype)
     if len(factors) == 1:
-        return (factors[0] * step) * eye
+        return factors[0] * step
+    eye = jnp.eye(len(x), dtype=x.dtype)
     last = len(factors)
     result = (factors[-2] * step ** (last - 1)) * eye + (factors[-1] * step**last) * x
     for power in range(last - 2, 0, -1):
         result = (factors[power - 1] * step**power) * eye + mm(x, result)
     return result
+
+
+def _times(x: jax.Array, y: jax.Array, mm: Any) -> jax.Array:
+    """``x y``, where y is a matrix or a number."""
+    return mm(x, y) if y.ndim else x * y

@@ -9,8 +9,8 @@ import optax
 
 from jorge_optax._checks import check_number
 from jorge_optax._on_tiles import at_least_float32, on_tiles
-from jorge_optax._refresh import refresh_stacks
 from jorge_optax._roots import Roots, apply_roots
+from jorge_optax._rules import Composite, Series
 from jorge_optax._stacks import Stacks
 from jorge_optax._tiling import Tiling
 
@@ -23,10 +23,13 @@ class JorgeState(NamedTuple):
       roots: tile shape ``"RxC"`` to the roots of the stack of such tiles, left
         ``[n, R, R]`` and right ``[n, C, C]``. A stack holds the tiles of that shape
         of all parameters. (A scalar where no parameter has roots.)
+      statistics: what the rule of refreshing keeps beside the roots: nothing for
+        :class:`Series`, statistics of the roots' shapes for :class:`Composite`.
     """
 
     count: Any  # pyright: ignore[reportIncompatibleMethodOverride]
     roots: dict[str, Roots]
+    statistics: Any
 
 
 def scale_by_jorge(
@@ -34,6 +37,7 @@ def scale_by_jorge(
     eps: jax.typing.ArrayLike = 1e-6,
     update_interval: jax.typing.ArrayLike | optax.Schedule = 10,
     damping: jax.typing.ArrayLike = 0.0,
+    refresh: Series | Composite | None = None,
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
     precision: Any = "highest",
@@ -48,6 +52,7 @@ def scale_by_jorge(
       eps: as in :func:`jorge_optax.jorge`.
       update_interval: as in :func:`jorge_optax.jorge`.
       damping: as in :func:`jorge_optax.jorge`.
+      refresh: as in :func:`jorge_optax.jorge`.
       tiling: as in :func:`jorge_optax.jorge`.
       root_dtype: as in :func:`jorge_optax.jorge`.
       precision: as in :func:`jorge_optax.jorge`.
@@ -70,6 +75,7 @@ def scale_by_jorge(
         eps=eps,
         update_interval=update_interval,
         damping=damping,
+        refresh=refresh,
         root_dtype=root_dtype,
         precision=precision,
     )
@@ -81,11 +87,18 @@ def scale_stacks_by_jorge(
     eps: Any,
     update_interval: Any,
     damping: Any,
+    refresh: Series | Composite | None,
     root_dtype: Any,
     precision: Any,
 ) -> optax.GradientTransformation:
     """The same on stacks of tiles ``{"RxC": [n, R, C]}`` in place of leaves."""
     _validate(eps=eps, update_interval=update_interval, damping=damping)
+    if not isinstance(refresh, Series | Composite | None):
+        raise TypeError(
+            "refresh must be a Series, which is the paper's rule, a Composite or None, "
+            f"got {refresh!r}."
+        )
+    rule = refresh or Series()
     dtype = _canonical_root_dtype(root_dtype)
     precision = _canonical_precision(precision)
 
@@ -99,37 +112,38 @@ def scale_stacks_by_jorge(
 
         count = jnp.zeros([], jnp.int32)
         if not isinstance(stacks, dict):
-            return JorgeState(count, jnp.zeros([], dtype))  # pyright: ignore
+            nothing: Any = jnp.zeros([], dtype)
+            return JorgeState(count, nothing, rule.init(stacks, dtype))
         roots = {
             key: Roots(identities(n, rows), identities(n, columns))
             for key, (n, rows, columns) in ((k, s.shape) for k, s in stacks.items())
         }
-        return JorgeState(count, roots)
+        return JorgeState(count, roots, rule.init(stacks, dtype))
 
-    def refresh(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
+    def renew(kept: tuple[Any, Any], gradients: Stacks) -> tuple[Any, Any]:
         # Lines 5 to 8.
         with jax.named_scope("jorge/refresh_roots"):
-            return refresh_stacks(
-                roots, gradients, damping=damping, precision=precision
-            )
+            return rule.refresh(*kept, gradients, damping=damping, precision=precision)
 
     def update_fn(updates: Any, state: Any, params: Any = None):
         del params
         due = _refresh_is_due(state.count, update_interval)
-        roots = jax.lax.cond(due, refresh, _keep, state.roots, updates)
+        kept = state.roots, state.statistics
+        roots, statistics = jax.lax.cond(due, renew, _keep, kept, updates)
         # Line 11.
         with jax.named_scope("jorge/precondition"):
             directions = {
                 key: apply_roots(roots[key], gradients, precision=precision)
                 for key, gradients in updates.items()
             }
-        return directions, JorgeState(optax.safe_increment(state.count), roots)
+        count = optax.safe_increment(state.count)
+        return directions, JorgeState(count, roots, statistics)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _keep(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
-    """Returns the roots, the first entry of each written onto itself.
+def _keep(kept: Any, gradients: Stacks) -> Any:
+    """Returns roots and statistics, the first entry of each written onto itself.
 
     A branch that returns its operands makes XLA's GPU compiler copy them, twice, on
     every step that does not refresh. A branch that writes to them works in place (if
@@ -142,7 +156,7 @@ def _keep(roots: dict[str, Roots], gradients: Stacks) -> dict[str, Roots]:
         first = jax.lax.dynamic_slice(x, origin, (1,) * x.ndim)
         return jax.lax.dynamic_update_slice(x, first, origin)
 
-    return jax.tree.map(touch, roots)
+    return jax.tree.map(touch, kept)
 
 
 def _refresh_is_due(count: jax.Array, update_interval: Any) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, graft, jorge, scale_by_jorge
+from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
 
 # Two leaves that share a stack, and two without roots. Few, since most of the time of
 # these tests is compilation.
@@ -47,6 +47,10 @@ TABLE = {
     "jorge_at_length_of_adam": (
         jorge,
         dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
+    ),
+    "jorge_composite": (
+        jorge,
+        dict(learning_rate=0.05, update_interval=2, refresh=Composite()),
     ),
     "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
     "graft_tiled": (

@@ -1,5 +1,7 @@
 """The paper's algorithm in float64 NumPy loops; shares no code with the package.
 
+And the same with the other rule of refreshing, docs/composite.md.
+
 Lines named "A2:n" are those of Algorithm 2 (Jorge), "A3:n" those of Algorithm 3 of the
 appendix (the weight update with SGD grafting), "A.1" its appendix on beta2.
 
@@ -8,6 +10,12 @@ tile is treated as such a matrix of its own, its grafted norm included.
 """
 
 import numpy as np
+
+# docs/composite.md
+POLYNOMIALS = (
+    (3.25665, -32.6675, 121.806, -168.46, 77.065),
+    (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
+)
 
 
 class TileOracle:
@@ -56,6 +64,38 @@ def refresh(root, gram):
     return beta2 ** (-1 / 4) * root @ factor  # A2:6
 
 
+class CompositeTileOracle(TileOracle):
+    """The same with tracked statistics and a composition of polynomials.
+
+    A function of a symmetric matrix is that function of its eigenvalues: here the
+    polynomials only ever see numbers.
+    """
+
+    beta2 = 0.95
+    polynomials = POLYNOMIALS
+
+    def __init__(self, m, n, eps):
+        super().__init__(m, n, eps)
+        self.l, self.r = np.zeros((m, m)), np.zeros((n, n))
+
+    def update_preconditioners(self, g):
+        if not np.any(g):
+            return
+        self.l = self.beta2 * self.l + (1 - self.beta2) * g @ g.T
+        self.r = self.beta2 * self.r + (1 - self.beta2) * g.T @ g
+        self.left, self.right = self.root(self.l), self.root(self.r)
+
+    def root(self, statistic):
+        values, vectors = np.linalg.eigh(statistic)
+        bound = np.sum(values**4) ** (1 / 4)
+        x = values / bound
+        y = np.ones_like(x)
+        for polynomial in self.polynomials:
+            factor = sum(c * x**k for k, c in enumerate(polynomial))
+            y, x = y * factor, x * factor**4
+        return (vectors * (y * bound ** (-1 / 4))) @ vectors.T
+
+
 class JorgeOracle:
     """Jorge on one parameter of any shape.
 
@@ -65,6 +105,7 @@ class JorgeOracle:
       column_cuts: the same along the columns.
       learning_rate, beta1, weight_decay, eps, interval: hyperparameters.
       grafting: whether Algorithm 3 replaces lines 14 and 15 of Algorithm 2.
+      rule: what refreshes the roots of a tile.
     """
 
     def __init__(
@@ -79,6 +120,7 @@ class JorgeOracle:
         eps=1e-6,
         interval=1,
         grafting=True,
+        rule=TileOracle,
     ):
         self.learning_rate, self.beta1 = learning_rate, beta1
         self.weight_decay, self.interval = weight_decay, interval
@@ -97,7 +139,7 @@ class JorgeOracle:
                 left = 0
                 for width in column_cuts or (columns,):
                     place = slice(top, top + height), slice(left, left + width)
-                    self.tiles.append((place, TileOracle(height, width, eps)))
+                    self.tiles.append((place, rule(height, width, eps)))
                     left += width
                 assert left == columns
                 top += height

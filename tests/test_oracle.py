@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, jorge
-from tests.oracle import JorgeOracle
+from jorge_optax import Composite, Tiling, jorge
+from tests.oracle import CompositeTileOracle, JorgeOracle
 
 STEPS = 25
 MAX_DIM = 12
@@ -51,10 +51,10 @@ def run_oracle(case, interval, seed=0, **options):
     return updates, oracle
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "grafting"))
-def package_step(gradient, state, parameter, hyperparameters, dtype, grafting):
+@functools.partial(jax.jit, static_argnames=("dtype", "grafting", "refresh"))
+def package_step(gradient, state, parameter, hyperparameters, dtype, grafting, refresh):
     """One step; interval, momentum and decay are traced, so shapes compile once."""
-    optimizer = make(dtype, grafting, **hyperparameters)
+    optimizer = make(dtype, grafting, refresh=refresh, **hyperparameters)
     if state is None:
         return optimizer.init(parameter)
     return optimizer.update(gradient, state, parameter)
@@ -77,7 +77,11 @@ def run_package(case, interval, dtype, seed=0, perturb=None, **options):
         "momentum": options.get("beta1", 0.9),
         "weight_decay": options.get("weight_decay", 0.0),
     }
-    static = {"dtype": dtype, "grafting": options.get("grafting", True)}
+    static = {
+        "dtype": dtype,
+        "grafting": options.get("grafting", True),
+        "refresh": options.get("refresh"),
+    }
     parameter = jnp.asarray(np.random.default_rng(seed + 1).normal(size=shape), dtype)
     state = package_step(None, None, parameter, hyperparameters, **static)
     updates = []
@@ -168,3 +172,38 @@ def test_algorithm_2_without_grafting(case):
     with_grafting, _ = run_package(case, 2, "float64", **{**options, "grafting": True})
     with pytest.raises(AssertionError):
         assert_close(with_grafting, expected, 1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_composite_in_float64_agrees_to_1e_9(case, interval):
+    expected, oracle = run_oracle(case, interval, rule=CompositeTileOracle)
+    actual, state = run_package(case, interval, "float64", refresh=Composite())
+    assert_close(actual, expected, 1e-9)
+    if oracle.has_roots:
+        assert_roots_close(state, oracle, 1e-9)
+
+    perturbed, _ = run_package(
+        case, interval, "float64", refresh=Composite(), perturb=14
+    )
+    with pytest.raises(AssertionError):
+        assert_close(perturbed, expected, 1e-9)
+    if oracle.has_roots:
+        other = Composite(beta2=0.949)
+        with pytest.raises(AssertionError):
+            assert_close(
+                run_package(case, interval, "float64", refresh=other)[0], expected, 1e-9
+            )
+
+
+@pytest.mark.parametrize("case", [c for c, v in CASES.items() if len(v[0]) > 1])
+def test_composite_in_float32_agrees_to_1e_4(case):
+    expected, oracle = run_oracle(case, 1, rule=CompositeTileOracle)
+    actual, state = run_package(case, 1, "float32", refresh=Composite())
+    assert_close(actual, expected, 1e-4)
+    if oracle.has_roots:
+        assert_roots_close(state, oracle, 1e-4)
+        by_series, _ = run_package(case, 1, "float32")
+        with pytest.raises(AssertionError):
+            assert_close(by_series, expected, 1e-2)

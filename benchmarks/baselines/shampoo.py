@@ -1,0 +1,63 @@
+"""Shampoo with exact roots: the baseline of all studies.
+
+It is :func:`jorge_optax.jorge`, tiles, momenta, grafting and all, with one function in
+another's place: the roots of the statistics come from an eigendecomposition and not
+from polynomials. What two runs differ by is then due to the roots alone.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jorge_optax import Composite, jorge
+
+
+def exact_root(statistic: jax.Array, ridge: float = 0.0) -> jax.Array:
+    """``(statistic + ridge * its largest eigenvalue)^(-1/4)`` by ``eigh``."""
+    values, vectors = jnp.linalg.eigh(statistic)
+    # eigh's own error: anything below it is noise, and may be negative.
+    noise = jnp.finfo(values.dtype).eps * len(values)
+    largest = jnp.maximum(values[-1], jnp.finfo(values.dtype).tiny / noise)
+    values = jnp.maximum(values, noise * largest) + ridge * largest
+    return (vectors * values**-0.25) @ vectors.T
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactRoots(Composite):
+    """As :class:`jorge_optax.Composite`, but the roots are exact.
+
+    Attributes:
+      ridge: share of the largest eigenvalue that is added to all.
+    """
+
+    ridge: float = 1e-6
+
+    def root(self, statistic: jax.Array, precision: Any) -> jax.Array:
+        """The exact root."""
+        del precision
+        return exact_root(statistic, self.ridge)
+
+
+def shampoo(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    beta2: float = 0.95,
+    ridge: float = 1e-6,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Shampoo with exact roots and SGD grafting; options are :func:`jorge`'s."""
+    rule = ExactRoots(beta2=beta2, ridge=ridge)
+    return jorge(
+        learning_rate,
+        momentum,
+        weight_decay,
+        weight_decay_mask,
+        refresh=rule,
+        **options,
+    )
