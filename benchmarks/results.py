@@ -4,6 +4,7 @@ import datetime
 import json
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 
@@ -34,7 +35,10 @@ def write(name: str, rows: object, **facts: object) -> pathlib.Path:
     }
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
-    path.write_text(json.dumps({"provenance": provenance, "rows": rows}, indent=1))
+    text = json.dumps({"provenance": provenance, "rows": rows}, indent=1)
+    # A list without lists or dicts inside takes one line.
+    text = re.sub(r"\[[^][{}]*\]", lambda match: " ".join(match[0].split()), text)
+    path.write_text(text)
     return path
 
 

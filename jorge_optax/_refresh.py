@@ -114,6 +114,7 @@ def refresh_by_statistics(
     gradients: Stacks,
     *,
     beta2: float,
+    start: float,
     root: Callable[[jax.Array], jax.Array],
     damping: Any,
     precision: Any,
@@ -125,6 +126,7 @@ def refresh_by_statistics(
       statistics: of the same shapes.
       gradients: by stack, ``[n, R, C]``.
       beta2: weight of the old statistics.
+      start: ``start * tr(gram) / m`` is added to the diagonal of a tile's first gram.
       root: of one statistic.
       damping: ``damping * tr(gram) / m`` is added to the diagonal of each gram.
       precision: of the matrix products.
@@ -140,10 +142,11 @@ def refresh_by_statistics(
     for key, side, _, g, scale, trace in _sides(roots, gradients):
         old = getattr(statistics[key], side)
         gram = jnp.matmul(g, g.mT, precision=precision)
-        if not is_zero(damping):
-            eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)[None]
-            mean = (trace / gram.shape[-1])[:, None, None]
-            gram = gram + (damping * mean) * eye
+        # A statistic is zero until the first gradient, and never after.
+        first = jnp.trace(old, axis1=1, axis2=2) == 0
+        share = damping + jnp.where(first, start, 0)
+        mean = (share * trace / gram.shape[-1])[:, None, None]
+        gram = gram + mean * jnp.eye(gram.shape[-1], dtype=gram.dtype)[None]
         scale = jnp.clip(scale, SMALLEST, LARGEST)[:, None, None]
         statistic = beta2 * old + ((1 - beta2) * gram) * scale * scale
         kept[key] = ~(jnp.isfinite(trace) & (trace > 0))[:, None, None]

@@ -81,13 +81,16 @@ class Composite:
       \hat L = p_0(x_0)\,p_1(x_1) \cdots \approx L^{-1/4}, \qquad
       x_{k+1} = x_k\,p_k(x_k)^4
 
-    with :math:`x_0 = L` over a bound of its largest eigenvalue. The roots are
+    with :math:`x_0 = L` over a bound of its largest eigenvalue. A multiple of the
+    identity, ``start`` times as large as the first gram, is added to that gram, so that
+    the first steps are not led astray by directions not seen yet. The roots are
     symmetric and positive definite, depend on the statistics alone, so that no error
     is carried on, and are close to those of Shampoo with exact roots from the first
     refresh. The statistics take as much memory as the roots.
 
     Attributes:
       beta2: weight of the old statistics at a refresh.
+      start: how large a multiple of the identity the statistics start with.
       polynomials: :math:`p_0, p_1, \dots`, each the coefficients of
         :math:`1, x, x^2, \dots`; positive on [0, 1].
 
@@ -97,12 +100,19 @@ class Composite:
     """
 
     beta2: float = 0.95
+    start: float = 0.3
     polynomials: tuple[Polynomial, ...] = POLYNOMIALS
 
     def __post_init__(self) -> None:
-        """Checks both."""
+        """Checks all."""
         check_number(
             "Composite.beta2", self.beta2, "must lie in [0, 1)", lambda x: 0 <= x < 1
+        )
+        check_number(
+            "Composite.start",
+            self.start,
+            "must be finite and at least 0",
+            lambda x: 0 <= x < math.inf,
         )
         if not self.polynomials:
             raise ValueError("Composite.polynomials must hold at least one polynomial.")
@@ -151,6 +161,7 @@ class Composite:
             statistics,
             gradients,
             beta2=self.beta2,
+            start=self.start,
             root=functools.partial(self.root, precision=precision),
             damping=damping,
             precision=precision,

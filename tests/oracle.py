@@ -81,6 +81,10 @@ class CompositeTileOracle(TileOracle):
     def update_preconditioners(self, g):
         if not np.any(g):
             return
+        if not np.any(self.l):  # the first gradient
+            extra = 0.3 * (1 - self.beta2) / self.beta2 * np.sum(g**2)
+            self.l = extra / len(self.l) * np.eye(len(self.l))
+            self.r = extra / len(self.r) * np.eye(len(self.r))
         self.l = self.beta2 * self.l + (1 - self.beta2) * g @ g.T
         self.r = self.beta2 * self.r + (1 - self.beta2) * g.T @ g
         self.left, self.right = self.root(self.l), self.root(self.r)

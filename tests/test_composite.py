@@ -124,6 +124,7 @@ def test_any_polynomials_and_the_count_of_their_products(degrees):
     [
         (lambda: Composite(beta2=1.0), r"Composite.beta2 must lie in \[0, 1\), got 1"),
         (lambda: Composite(beta2="much"), "Composite.beta2 must be a number"),
+        (lambda: Composite(start=-1.0), "Composite.start must be finite and at least"),
         (lambda: Composite(polynomials=()), "at least one polynomial"),
         (lambda: Composite(polynomials=((1.0,),)), "at least 2 finite numbers, got"),
         (lambda: Composite(polynomials=(3.0,)), "at least 2 finite numbers, got 3.0"),
@@ -196,9 +197,28 @@ def test_damping_adds_a_share_of_the_mean_of_the_diagonal():
     optimizer = scale_by_jorge(update_interval=1, refresh=RULE, damping=0.2)
     _, state = optimizer.update(jnp.asarray(g, jnp.float32), optimizer.init(g))
     gram = g @ g.T
-    damped = 0.05 * (gram + 0.2 * np.trace(gram) / 5 * np.eye(5))
+    damped = 0.05 * (gram + 0.5 * np.trace(gram) / 5 * np.eye(5))
     np.testing.assert_allclose(state.statistics["5x3"].left[0], damped, atol=1e-6)
-    assert np.abs(state.statistics["5x3"].left[0] - 0.05 * gram).max() > 1e-3
+    _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+    damped = 0.95 * damped + 0.05 * (gram + 0.2 * np.trace(gram) / 5 * np.eye(5))
+    np.testing.assert_allclose(state.statistics["5x3"].left[0], damped, atol=1e-6)
+
+
+def test_start_adds_to_the_first_gram_only():
+    rng = np.random.default_rng(4)
+    for start in (0.0, 1.0, 3.0):
+        rule = Composite(start=start)
+        optimizer = scale_by_jorge(update_interval=1, refresh=rule)
+        state = optimizer.init(jnp.zeros((5, 3)))
+        expected = 0
+        for k in range(3):
+            g = rng.normal(size=(5, 3)) * 100**-k
+            _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+            gram = g.T @ g
+            extra = start * np.trace(gram) / 3 * np.eye(3) if k == 0 else 0
+            expected = 0.95 * expected + 0.05 * (gram + extra)
+            found = state.statistics["5x3"].right[0]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_diagnostics_and_sizes_know_of_statistics():

@@ -47,17 +47,15 @@ def shampoo(
     weight_decay: float = 0.0,
     weight_decay_mask: Any = None,
     *,
-    beta2: float = 0.95,
-    ridge: float = 1e-6,
+    rule: ExactRoots | None = None,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Shampoo with exact roots and SGD grafting; options are :func:`jorge`'s."""
-    rule = ExactRoots(beta2=beta2, ridge=ridge)
     return jorge(
         learning_rate,
         momentum,
         weight_decay,
         weight_decay_mask,
-        refresh=rule,
+        refresh=rule or ExactRoots(),
         **options,
     )

@@ -1,0 +1,27 @@
+"""PSGD-Kron, from the package psgd-jax 0.2.9 (`pip install psgd-jax==0.2.9`)."""
+
+import contextlib
+import io
+
+import optax
+import optax.transforms._clipping
+
+
+def psgd(
+    learning_rate: optax.Schedule, momentum: float = 0.9
+) -> optax.GradientTransformation:
+    """PSGD-Kron as its authors set it; it refreshes at every one of the first steps.
+
+    Its update probability stays at 1 for 500 steps, longer than the problems here.
+    """
+    # The package takes clipping from where optax once had it.
+    optax._src.clipping = optax.transforms._clipping  # pyright: ignore
+    from psgd_jax import kron
+
+    inner = kron.kron(learning_rate, b1=momentum)
+
+    def init_fn(params):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints its sizes
+            return inner.init(params)
+
+    return optax.GradientTransformation(init_fn, inner.update)

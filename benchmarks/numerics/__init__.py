@@ -1,0 +1,1 @@
+"""The numerics laboratory: how near to Shampoo's exact roots are the cheap ones?"""

@@ -1,0 +1,275 @@
+"""Gradient sequences on which the rules are compared.
+
+Recorded ones are gradients of one tile of one layer, at consecutive steps of SGD with
+momentum 0.9 on the training problems. They are recorded when first asked for and kept
+in the folder ``recorded``; delete it to record anew. The others are made up, each with
+one property that roots may stumble over. The quadratics have a known answer.
+
+    python -m benchmarks.numerics.streams   # records, and lists all
+"""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.problems import PROBLEMS
+from jorge_optax import Roots
+
+FOLDER = pathlib.Path(__file__).parent / "recorded"
+STEPS = 300
+SYNTHETIC_TILE = (64, 32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Gradients of one tile, one for each refresh.
+
+    Attributes:
+      name: how results call it.
+      kind: the model that it was recorded from, "quadratic" or "synthetic".
+      gradients: ``[steps, R, C]``, float32.
+      event: the number of refreshes after which something happens, if anything.
+      known: the exact roots of the expected statistics, up to their scale, if known.
+    """
+
+    name: str
+    kind: str
+    gradients: np.ndarray
+    event: int | None = None
+    known: Roots | None = None
+
+
+# Model, step at which recording starts, and the tiles as the package would cut them
+# with sides of at most 128. Rows of the first layer are pixels: rows 336 to 447 are
+# four lines in the middle of the image, rows 0 to 111 the four at its upper border,
+# many of which are never lit.
+TILES: dict[str, tuple[str, int, str, slice, slice]] = {
+    "MLP, layer 0": ("mlp", 0, "layer0/kernel", slice(336, 448), slice(128)),
+    "MLP, layer 0, border": ("mlp", 0, "layer0/kernel", slice(112), slice(128)),
+    "MLP, layer 1": ("mlp", 0, "layer1/kernel", slice(128), slice(128)),
+    "MLP late, layer 0": ("mlp", 1000, "layer0/kernel", slice(336, 448), slice(128)),
+    "MLP late, layer 1": ("mlp", 1000, "layer1/kernel", slice(128), slice(128)),
+    "autoencoder, layer 0": (
+        "autoencoder",
+        0,
+        "layer0/kernel",
+        slice(336, 448),
+        slice(128),
+    ),
+    "autoencoder, layer 1": ("autoencoder", 0, "layer1/kernel", slice(128), slice(64)),
+    "autoencoder, layer 3": ("autoencoder", 0, "layer3/kernel", slice(16), slice(64)),
+    "ResNet, block 1": ("resnet", 0, "block1/conv1", slice(72), slice(16)),
+    "ResNet, block 2": ("resnet", 0, "block2/conv2", slice(96), slice(32)),
+    "transformer, queries": ("transformer", 0, "blocks/0/qkv", slice(128), slice(128)),
+    "transformer, MLP": ("transformer", 0, "blocks/1/up", slice(128), slice(128)),
+}
+
+
+def recorded() -> list[Stream]:
+    """All recorded streams."""
+    streams = []
+    for name, (model, start, *_) in TILES.items():
+        path = FOLDER / f"{name}.npy"
+        if not path.exists():
+            _record(model, start)
+        kind = f"{model}, late" if start else model
+        streams.append(Stream(name, kind, np.load(path, allow_pickle=False)))
+    return streams
+
+
+def gradients_of(problem: Any, start: int, steps: int, tiles: dict) -> dict:
+    """Gradients of tiles at consecutive steps of SGD.
+
+    Args:
+      problem: a training problem.
+      start: the first step recorded.
+      steps: how many are recorded.
+      tiles: from a name to the leaf's path, rows and columns.
+
+    Returns:
+      From a name to ``[steps, R, C]``.
+    """
+    optimizer = optax.sgd(problem.central_rate, momentum=0.9)
+
+    def cut(grads):
+        leaves = jax.tree_util.tree_flatten_with_path(grads)[0]
+        by_path = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in leaves
+        }
+        return {
+            name: by_path[path].reshape(-1, by_path[path].shape[-1])[rows, columns]
+            for name, (path, rows, columns) in tiles.items()
+        }
+
+    @jax.jit
+    def step(params, model, state, batch):
+        grads, model = jax.grad(problem.loss, has_aux=True)(params, model, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), model, state, cut(grads)
+
+    params, model = problem.init(0)
+    state = optimizer.init(params)
+    kept = {name: [] for name in tiles}
+    runs = (problem.batches(seed) for seed in itertools.count())
+    batches = itertools.chain.from_iterable(runs)
+    for batch in itertools.islice(batches, start + steps):
+        params, model, state, cuts = step(params, model, state, batch)
+        for name, tile in cuts.items():
+            kept[name].append(tile)
+    return {name: np.stack(kept[name][start:]).astype(np.float32) for name in tiles}
+
+
+def _record(model: str, start: int) -> None:
+    tiles = {
+        name: tuple(where)
+        for name, (other, when, *where) in TILES.items()
+        if (other, when) == (model, start)
+    }
+    FOLDER.mkdir(exist_ok=True)
+    for name, array in gradients_of(PROBLEMS[model](), start, STEPS, tiles).items():
+        np.save(FOLDER / f"{name}.npy", array)
+
+
+def quadratics(tile: tuple[int, int] = (64, 64), steps: int = STEPS) -> list[Stream]:
+    """Gradients ``A (W - W*) B`` of a quadratic, W scattered about its optimum.
+
+    With independent standard normal entries of ``W - W*``, the statistics' expected
+    values are multiples of ``A^2`` and ``B^2``, and their roots of ``A^(-1/2)`` and
+    ``B^(-1/2)``, whatever the weights of single gradients.
+    """
+    streams = []
+    for condition in (1e1, 1e2, 1e3):
+        rng = np.random.default_rng(0)
+        factors, roots = [], []
+        for side in tile:
+            basis = np.linalg.qr(rng.normal(size=(side, side)))[0]
+            values = np.geomspace(1, 1 / condition, side)
+            factors.append((basis * values) @ basis.T)
+            roots.append((basis * values**-0.5) @ basis.T)
+        errors = rng.normal(size=(steps, *tile))
+        gradients = (factors[0] @ errors @ factors[1]).astype(np.float32)
+        name = f"quadratic, condition {condition:.0e}".replace("e+0", "e")
+        streams.append(Stream(name, "quadratic", gradients, known=Roots(*roots)))
+    return streams
+
+
+# Made-up streams: functions of the noise's key, the tile, the number t of refreshes
+# before and the event, to one gradient.
+
+
+def _noise(key: jax.Array, tile: tuple[int, int]) -> jax.Array:
+    return jnp.asarray(_mixing(tile[0])) @ jax.random.normal(key, tile, jnp.float32)
+
+
+@functools.cache
+def _mixing(side: int) -> np.ndarray:
+    """A matrix of condition 10, so that directions differ."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(side, side)))[0]
+    return (basis * np.geomspace(1, 0.1, side)).astype(np.float32)
+
+
+def _unit(side: int) -> np.ndarray:
+    vector = np.random.default_rng(1).normal(size=side)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def _rank_one(key: jax.Array, tile: tuple[int, int]) -> jax.Array:
+    left, right = jax.random.split(key)
+    return jnp.outer(
+        jax.random.normal(left, tile[:1], jnp.float32),
+        jax.random.normal(right, tile[1:], jnp.float32),
+    )
+
+
+def _waking(key: jax.Array, tile: tuple[int, int], t: Any, event: int) -> jax.Array:
+    noise, sleeper = _noise(key, tile), _unit(tile[0])
+    return noise - jnp.where(t < event, 1, 0) * jnp.outer(sleeper, sleeper @ noise)
+
+
+def _heavy(key: jax.Array, tile: tuple[int, int]) -> jax.Array:
+    """Student's t with two degrees of freedom, which has no variance."""
+    normal, exponential = jax.random.split(key)
+    # Half a chi-squared number with two degrees of freedom is an exponential one.
+    width = jnp.sqrt(jax.random.exponential(exponential, tile, jnp.float32))
+    heavy = jax.random.normal(normal, tile, jnp.float32) / width
+    return jnp.asarray(_mixing(tile[0])) @ heavy
+
+
+SYNTHETIC: dict[str, Callable[..., jax.Array]] = {
+    "noise": lambda key, tile, t, event: _noise(key, tile),
+    "rank 1, constant": lambda key, tile, t, event: jnp.outer(*map(_unit, tile)),
+    "rank 1, turning": lambda key, tile, t, event: _rank_one(key, tile),
+    "scale up by 1e3": lambda key, tile, t, event: (
+        jnp.where(t < event, 1, 1e3) * _noise(key, tile)
+    ),
+    "scale down by 1e3": lambda key, tile, t, event: (
+        jnp.where(t < event, 1, 1e-3) * _noise(key, tile)
+    ),
+    "waking direction": _waking,
+    "heavy tails": lambda key, tile, t, event: _heavy(key, tile),
+    "zero stretches": lambda key, tile, t, event: (
+        jnp.where((t % 200 >= 100) & (t % 200 < 150), 0, 1) * _noise(key, tile)
+    ),
+    "one tiny gradient": lambda key, tile, t, event: (
+        jnp.where(t % 1000 == event, 1e-4, 1) * _noise(key, tile)
+    ),
+}
+EVENTS = {
+    "noise": 100,  # nothing happens, but here is looked at "one tiny gradient"
+    "scale up by 1e3": 150,
+    "scale down by 1e3": 150,
+    "waking direction": 1000,
+    "zero stretches": 150,
+    "one tiny gradient": 100,
+}
+
+
+def synthetic_gradient(
+    name: str, tile: tuple[int, int], t: Any, event: int | None = None
+) -> jax.Array:
+    """The gradient of a made-up stream after t refreshes, float32."""
+    key = jax.random.fold_in(jax.random.key(0), t)
+    event = EVENTS.get(name, 0) if event is None else event
+    return SYNTHETIC[name](key, tile, t, event).astype(jnp.float32)
+
+
+def synthetic(
+    tile: tuple[int, int] = SYNTHETIC_TILE, steps: int | None = None
+) -> list[Stream]:
+    """All made-up streams, 300 steps long; 1,100 where a direction wakes late."""
+    streams = []
+    for name in SYNTHETIC:
+        length = steps or (1100 if name == "waking direction" else STEPS)
+        one = functools.partial(synthetic_gradient, name, tile)
+        gradients = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(length)))
+        streams.append(Stream(name, "synthetic", gradients, EVENTS.get(name)))
+    return streams
+
+
+def all_streams() -> list[Stream]:
+    """Recorded, quadratic and made-up ones."""
+    return [*recorded(), *quadratics(), *synthetic()]
+
+
+def main() -> None:
+    """Records, and lists all."""
+    for stream in all_streams():
+        norms = np.linalg.norm(stream.gradients, axis=(1, 2))
+        print(
+            f"{stream.name:<28} {stream.gradients.shape!s:<18}"
+            f"norm {norms.min():.2e} to {norms.max():.2e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

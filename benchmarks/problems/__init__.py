@@ -1,0 +1,15 @@
+"""Small training problems that all optimizers are compared on."""
+
+from collections.abc import Callable
+
+from benchmarks.problems import fashion, resnet, transformer
+from benchmarks.problems.problem import Problem
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "mlp": fashion.mlp,
+    "autoencoder": fashion.autoencoder,
+    "resnet": resnet.problem,
+    "transformer": transformer.problem,
+}
+
+__all__ = ("PROBLEMS", "Problem")
