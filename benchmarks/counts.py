@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import core
 
 from jorge_optax import Tiling
 from jorge_optax._stacks import plan_tree
@@ -37,7 +38,7 @@ def matmul_flops(function, *structs) -> Flops:
                 branches = [count(b.jaxpr) for b in equation.params["branches"]]
                 inside += max(sum(branch) for branch in branches)
             else:
-                for inner in jax.core.jaxprs_in_params(equation.params):
+                for inner in core.jaxprs_in_params(equation.params):
                     more = count(inner)
                     outside, inside = outside + more[0], inside + more[1]
         return outside, inside

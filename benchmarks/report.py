@@ -9,10 +9,11 @@ Tables stand between ``<!-- table:NAME -->`` and ``<!-- end -->``.
 import pathlib
 import re
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import results
+from benchmarks import report_rules, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -172,6 +173,10 @@ def _refresh_text(flops: int, least: int) -> str:
     return f"{flops / 1e9:.0f} ({flops / least:.3f})"
 
 
+def _made(function: Callable[..., report_rules.Table], *arguments: str):
+    return lambda: markdown(*function(*arguments))
+
+
 TABLES = {
     "adamw_study": adamw_study,
     "gpu_compile": gpu_compile,
@@ -179,6 +184,27 @@ TABLES = {
     "refresh_bias": refresh_bias,
     "tiles_study": tiles_study,
     "update_cost": update_cost,
+    **{
+        function.__name__: _made(function)
+        for function in (
+            report_rules.numerics_arithmetic,
+            report_rules.numerics_cosine,
+            report_rules.numerics_endurance,
+            report_rules.numerics_terms,
+            report_rules.rule_cost,
+            report_rules.start_study,
+        )
+    },
+    **{
+        f"{function.__name__}_{problem}": _made(function, problem)
+        for function in (
+            report_rules.training,
+            report_rules.ranges,
+            report_rules.rates,
+            report_rules.lengths,
+        )
+        for problem in ("mlp", "autoencoder", "resnet", "transformer")
+    },
 }
 
 

@@ -16,7 +16,7 @@ RULES = (
     "congruence",
     "congruence, sub-steps",
     "composite",
-    "composite, 3 stages",
+    "composite, 2 polynomials",
 )
 
 
@@ -60,6 +60,8 @@ def training(problem: str) -> Table:
     table = []
     for name in dict.fromkeys(row["optimizer"] for row in finals):
         rows = [row for row in finals if row["optimizer"] == name]
+        if len(rows) < len(steps["sgd"]):
+            continue  # not all seeds have run yet
         ratios = []
         for other in ("shampoo", "paper"):
             family, at, interval = name.partition("@")
@@ -104,6 +106,25 @@ def rates(problem: str) -> Table:
     return ["", f"learning rate: {data['provenance']['metric']}"], table
 
 
+def ranges(problem: str) -> Table:
+    """Learning rates down, rules across: what three seeds came to."""
+    data = results.read(f"training_{problem}")
+    runs = [row for row in data["rows"] if row["stage"] == "range"]
+    names = list(dict.fromkeys(row["optimizer"] for row in runs))
+    digits = 3 if data["provenance"]["larger_is_better"] else 1
+    table = []
+    for rate in sorted({row["learning_rate"] for row in runs}):
+        cells = []
+        for name in names:
+            wanted = {"learning_rate": rate, "optimizer": name}
+            own = [row["final"] for row in runs if wanted.items() <= row.items()]
+            cells.append(
+                ", ".join("diverged" if v is None else f"{v:.{digits}f}" for v in own)
+            )
+        table.append([f"{rate:g}", *cells])
+    return ["learning rate", *names], table
+
+
 def lengths(problem: str) -> Table:
     """Directions and lengths down."""
     rows = results.read(f"length_{problem}")["rows"]
@@ -123,6 +144,156 @@ def lengths(problem: str) -> Table:
             ]
         )
     return ["direction", "length", "rate", "at the end, mean (seeds)"], table
+
+
+def start_study() -> Table:
+    """Rates and starts down; rules and times across."""
+    rows = results.read("start_study")["rows"]
+    rules = list(dict.fromkeys(row["rule"] for row in rows))
+    table = []
+    for rate in dict.fromkeys(row["learning_rate"] for row in rows):
+        for start in dict.fromkeys(row["start"] for row in rows):
+            wanted = {"learning_rate": rate, "start": start}
+            cells = []
+            for rule in rules:
+                own = next(
+                    row
+                    for row in rows
+                    if {**wanted, "rule": rule}.items() <= row.items()
+                )
+                bad = sum(value is None for value in own["late"])
+                for time in ("early", "late"):
+                    good = [v for v in own[time] if v is not None]
+                    cells.append(f"{np.mean(good):.3f}" if good else "")
+                cells.append(str(bad))
+            table.append([f"{rate:g}", f"{start:g}", *cells])
+    header = ["rate", "start"]
+    for name in ("composite", "exact roots"):
+        header += [f"{name}: steps 30 to 60", "last 50", "diverged, of 5"]
+    return header, table
+
+
+def _at(row: dict[str, Any], key: str, refreshes: int) -> Any:
+    return row[key][row["refreshes"].index(refreshes)]
+
+
+def numerics_cosine() -> Table:
+    """Recorded layers down, rules across: cosine after 5 and after 100 refreshes."""
+    rows = [
+        row
+        for row in results.read("numerics_accuracy")["rows"]
+        if row["arithmetic"] == "float32" and row["kind"] != "synthetic"
+    ]
+    table = []
+    for stream in dict.fromkeys(row["stream"] for row in rows):
+        own = {row["rule"]: row for row in rows if row["stream"] == stream}
+        cells = [
+            ", ".join(_number(_at(own[rule], "cosine", t)) for t in (5, 100))
+            for rule in RULES
+        ]
+        bare = (_number(_at(own["composite"], "bare_cosine", t)) for t in (5, 100))
+        table.append([stream, *cells, ", ".join(bare)])
+    header = ["after 5, after 100 refreshes", *RULES, "composite to bare Shampoo"]
+    return header, table
+
+
+def numerics_arithmetic() -> Table:
+    """Rules and arithmetics down: the worst over all streams."""
+    rows = results.read("numerics_accuracy")["rows"]
+    table = []
+    for rule in (
+        "paper",
+        "congruence, sub-steps",
+        "composite",
+        "composite, 2 polynomials",
+    ):
+        for arithmetic in ("float32", "tf32", "bf16"):
+            wanted = {"rule": rule, "arithmetic": arithmetic}
+            own = [row for row in rows if wanted.items() <= row.items()]
+            recorded = [row for row in own if row["kind"] != "synthetic"]
+            cosines = [_at(row, "cosine", 100) for row in recorded]
+            smallest = [value for row in own for value in row["smallest"]]
+            asymmetry = [value for row in own for value in row["asymmetry"]]
+            broken = sum(None in row["smallest"] for row in own)
+            table.append(
+                [
+                    rule,
+                    arithmetic,
+                    _number(float(np.median([c or 0 for c in cosines]))),
+                    _number(min(c or 0 for c in cosines)),
+                    f"{min(v for v in smallest if v is not None):.2g}",
+                    f"{max(v for v in asymmetry if v is not None):.2g}",
+                    str(broken),
+                ]
+            )
+    header = [
+        "rule",
+        "matrix products in",
+        "cosine after 100, median",
+        "the least",
+        "smallest eigenvalue over the largest, the least",
+        "largest asymmetry",
+        "streams not finite",
+    ]
+    return header, table
+
+
+def numerics_endurance() -> Table:
+    """Rules down: the worst of all streams over 100,000 refreshes."""
+    rows = results.read("numerics_endurance")["rows"]
+    table = []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        own = [row for row in rows if row["rule"] == rule]
+        least = [row["smallest"] for row in own if row["smallest"] is not None]
+        table.append(
+            [
+                rule,
+                str(len(own)),
+                f"{max(row['asymmetry'] for row in own):.2g}",
+                f"{min(least):.2g}",
+                str(sum(value <= 0 for value in least)),
+                str(sum(row["non_finite"] > 0 for row in own)),
+            ]
+        )
+    header = [
+        "rule",
+        "streams",
+        "largest asymmetry",
+        "smallest eigenvalue over the largest, the least",
+        "streams with an indefinite root",
+        "with one that is not finite",
+    ]
+    return header, table
+
+
+def numerics_terms() -> Table:
+    """The paper's rule with 1 to 4 terms, and compositions."""
+    rows = results.read("numerics_terms")["rows"]
+    table = []
+    for row in rows:
+        if row["kind"] == "composite":
+            if row["degree"] not in (4, "1, 4, 4") or row["smallest"] != 3e-5:
+                continue
+            name = f"composite, {row['stages']} of degree {row['degree']}"
+        else:
+            name = f"{row['kind']}, {row['terms']} term{'s'[: row['terms'] != 1]}"
+        table.append(
+            [
+                name,
+                str(row["products"]),
+                f"{row['error']:.1e}",
+                f"{_number(row['cosine_5'])} ({_number(row['least_cosine_5'])})",
+                f"{_number(row['cosine_100'])} ({_number(row['least_cosine_100'])})",
+            ]
+        )
+    header = [
+        "",
+        "products",
+        "largest error of the function",
+        "cosine after 5, median (least)",
+        "after 100",
+    ]
+    return header, table
 
 
 def _number(value: Any, digits: int = 3) -> str:

@@ -12,9 +12,9 @@ target is 0.99 of the mean metric of SGD's seeds at the end (a loss: that over 0
 Ratios of steps are paired by seed: geometric mean and 95% t-interval of the logarithms.
 Answer: docs/results.md, from benchmarks/results/training_*.json.
 
-    python -m benchmarks.training_study PROBLEM [--tune | --final] [--only NAME ...]
+    python -m benchmarks.training_study PROBLEM [--tune | --range | --final]
 
-Runs that are in the JSON are not run again. Without --tune or --final it only prints.
+Runs that are in the JSON are not run again. Without a stage it only prints.
 """
 
 import argparse
@@ -105,8 +105,13 @@ class Study:
         if any(row.items() <= old.items() for old in rows):
             return
         plain = name.removesuffix(SGD_RATE)
-        same = {"optimizer": plain, "learning_rate": rate, "seed": seed}
-        curves = [old["curve"] for old in rows if same.items() <= old.items()]
+        same = {"learning_rate": rate, "seed": seed}
+        curves = [
+            old["curve"]
+            for old in rows
+            if same.items() <= old.items()
+            and old["optimizer"].removesuffix(SGD_RATE) == plain
+        ]
         curve = curves[0] if curves else _trainer(self.problem, plain)(rate, seed)
         print(self.problem.name, *row.values(), curve[-1], flush=True)
         with open(__file__) as lock:  # another process may run other optimizers
@@ -150,6 +155,14 @@ class Study:
                 family = name.partition("@")[0]
                 rate = self.best("sgd" if name.endswith(SGD_RATE) else family)
                 self.run("final", name, rate, seed)
+
+    def range(self, families: list[str]) -> None:
+        """Three seeds at all rates that Shampoo has tried: who trains where?"""
+        tried = (r for r in self.rows("tune") if r["optimizer"] == TUNED["shampoo"])
+        for rate in sorted({row["learning_rate"] for row in tried}):
+            for seed in SEEDS[:3]:
+                for family in families:
+                    self.run("range", TUNED[family], rate, seed)
 
     def target(self, rows: list[Row]) -> float | None:
         """From SGD's runs, once all are there."""
@@ -243,12 +256,15 @@ def main() -> None:
     parser.add_argument("problem", choices=PROBLEMS)
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument("--tune", action="store_true", help="choose learning rates")
+    stage.add_argument("--range", action="store_true", help="who trains at which rate")
     stage.add_argument("--final", action="store_true", help="the seeds that count")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, or names")
     arguments = parser.parse_args()
     study = Study(PROBLEMS[arguments.problem]())
     if arguments.tune:
         study.tune(arguments.only or list(TUNED))
+    if arguments.range:
+        study.range(arguments.only or list(ROOTS))
     if arguments.final:
         study.final(arguments.only or list(FINAL))
     study.summary()

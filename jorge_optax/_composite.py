@@ -24,11 +24,12 @@ from jorge_optax._roots import split_scale
 
 Polynomial = tuple[float, ...]
 
-# Coefficients of 1, x, x^2, ...: the best pair of degree 4 for eigenvalues from 3e-5
-# to 1 (python -m benchmarks.numerics.design).
+# Coefficients of 1, x, x^2, ...: the best of degrees 1, 4 and 4 for eigenvalues from
+# 3e-5 to 1 (python -m benchmarks.numerics.design).
 POLYNOMIALS: tuple[Polynomial, ...] = (
-    (3.25665, -32.6675, 121.806, -168.46, 77.065),
-    (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
+    (1.8336, -1.6979),
+    (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
+    (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
 )
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 # docs/composite.md
 POLYNOMIALS = (
-    (3.25665, -32.6675, 121.806, -168.46, 77.065),
-    (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
+    (1.8336, -1.6979),
+    (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
+    (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
 )
 
 
@@ -91,7 +92,7 @@ class CompositeTileOracle(TileOracle):
 
     def root(self, statistic):
         values, vectors = np.linalg.eigh(statistic)
-        bound = np.sum(values**4) ** (1 / 4)
+        bound = np.sqrt(np.sum(values**2))
         x = values / bound
         y = np.ones_like(x)
         for polynomial in self.polynomials:

@@ -25,7 +25,7 @@ from tests.test_guards import DTYPES, assert_as_long_as_sgd, norm64
 
 RULE = Composite()
 # The largest relative error of the default polynomials, and where it holds.
-ERROR, SMALLEST = 0.195, 3e-5
+ERROR, SMALLEST = 0.0375, 3e-5
 
 
 def scan(gradient_at, steps, shape, rule=RULE):
@@ -53,13 +53,13 @@ def matrix(eigenvalues, seed=0):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
 def test_root_is_within_the_error_of_the_polynomials(scale):
-    # The largest four times: then the bound is above the largest by half.
-    eigenvalues = scale * np.r_[np.geomspace(1.5 * SMALLEST, 1, 28), 1, 1, 1, 1]
+    # The largest four times: then the bound is at least twice the largest.
+    eigenvalues = scale * np.r_[np.geomspace(3 * SMALLEST, 1, 60), 1, 1, 1]
     statistic, vectors = matrix(eigenvalues)
     root = np.asarray(composite_root(jnp.asarray(statistic)))
     relative = np.diag(vectors.T @ root @ vectors) * eigenvalues**0.25
-    assert 1 - ERROR < relative.min() < 0.9
-    assert 1.1 < relative.max() < 1 + ERROR
+    assert 1 - ERROR < relative.min() < 0.98
+    assert 1.02 < relative.max() < 1 + ERROR
 
 
 @pytest.mark.usefixtures("x64")
@@ -67,21 +67,21 @@ def test_eigenvalues_too_small_for_the_polynomials_get_the_largest_root():
     statistic, vectors = matrix(np.r_[1.0, 1e-9, 0.0, -1e-12])
     root = np.asarray(composite_root(jnp.asarray(statistic)))
     values = np.diag(vectors.T @ root @ vectors)
-    largest = POLYNOMIALS[0][0] * POLYNOMIALS[1][0]
+    largest = np.prod([polynomial[0] for polynomial in POLYNOMIALS])
     np.testing.assert_allclose(values[1:], largest, rtol=1e-4)
     assert abs(values[0] - 1) < ERROR
 
 
 def test_eigenvalues_of_the_root_are_bounded_from_both_sides():
-    """docs/composite.md: the condition number of a root is at most 14."""
+    """docs/composite.md: the condition number of a root is at most 15.2."""
     x = np.r_[0, np.geomspace(1e-12, 1, 10_000)]
     y, rest = np.ones_like(x), x
     for polynomial in POLYNOMIALS:
         factor = np.polynomial.Polynomial(polynomial)(rest)
         y, rest = y * factor, rest * factor**4
-    assert y.max() == y[0] < 11.21
-    assert y.min() > 0.8
-    assert y.max() / y.min() < 14
+    assert y.max() == y[0] < 14.62
+    assert y.min() > 0.96
+    assert y.max() / y.min() < 15.2
 
 
 def test_roots_are_symmetric_to_the_bit_and_positive():

@@ -22,7 +22,7 @@ def exact_root(statistic: jax.Array, ridge: float = 0.0) -> jax.Array:
     noise = jnp.finfo(values.dtype).eps * len(values)
     largest = jnp.maximum(values[-1], jnp.finfo(values.dtype).tiny / noise)
     values = jnp.maximum(values, noise * largest) + ridge * largest
-    return (vectors * values**-0.25) @ vectors.T
+    return (vectors * values[None] ** -0.25) @ vectors.T
 
 
 @dataclasses.dataclass(frozen=True)

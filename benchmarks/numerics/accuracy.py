@@ -41,6 +41,7 @@ import numpy as np
 from benchmarks import results
 from benchmarks.baselines.shampoo import ExactRoots, exact_root
 from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
+from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
 from benchmarks.numerics.streams import Stream, all_streams
 from jorge_optax import Roots
@@ -181,67 +182,6 @@ def measure(
             for key, value in rounded(found | {"gflop": flops[i] / 1e9}).items():
                 row.setdefault(key, []).append(value)
     return rows
-
-
-def figures(
-    roots: Roots, same: Roots, shampoo: Roots, gradient: np.ndarray, known: Roots | None
-) -> dict[str, Any]:
-    """The figures of one tile; see the top of this file."""
-    direction = roots.left @ gradient @ roots.right
-    if not all(np.all(np.isfinite(side)) for side in roots):
-        # What eigh and svd would refuse.
-        roots = Roots(*(np.full_like(side, np.nan) for side in roots))
-    row = {
-        "cosine": cosine(direction, shampoo.left @ gradient @ shampoo.right),
-        "error": max(map(_distance, roots, same)),
-        "shampoo_error": max(
-            _distance(_unit(root), _unit(exact))
-            for root, exact in zip(roots, shampoo, strict=True)
-        ),
-        "condition": max(map(_condition, roots)),
-        "asymmetry": max(_distance(root.T, root) for root in roots),
-        "smallest": min(map(_smallest, roots)),
-        "direction_norm": np.linalg.norm(direction),
-    }
-    if known is not None:
-        row["known_cosine"] = cosine(direction, known.left @ gradient @ known.right)
-    return row
-
-
-def cosine(x: np.ndarray, y: np.ndarray) -> float:
-    """Of the angle between two matrices; NaN if one is zero."""
-    norms = np.linalg.norm(x) * np.linalg.norm(y)
-    return float(np.sum(x * y) / norms) if norms > 0 else float("nan")
-
-
-def _distance(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x)
-
-
-def _condition(root: np.ndarray) -> float:
-    return float(np.linalg.cond(root)) if np.all(np.isfinite(root)) else float("nan")
-
-
-def _smallest(root: np.ndarray) -> float:
-    if not np.all(np.isfinite(root)):
-        return float("nan")
-    values = np.linalg.eigvalsh((root + root.T) / 2)
-    return float(values[0] / values[-1])
-
-
-def rounded(row: dict[Any, Any]) -> dict[Any, Any]:
-    """Numbers with 4 digits; None for those that are not finite."""
-
-    def short(value):
-        if isinstance(value, bool | int | str | None):
-            return value
-        return float(f"{value:.4g}") if np.isfinite(value) else None
-
-    return {key: short(value) for key, value in row.items()}
 
 
 def compare_with_neighbours(rows: list[dict]) -> None:

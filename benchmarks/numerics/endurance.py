@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import results
-from benchmarks.numerics.accuracy import rounded
+from benchmarks.numerics.figures import rounded
 from benchmarks.numerics.rules import COMPOSITE, PAPER, SUBSTEPPED, Rule
 from benchmarks.numerics.streams import (
     SYNTHETIC,
@@ -168,9 +168,10 @@ def _largest_entry(roots: jax.Array) -> jax.Array:
 
 
 def _asymmetry(roots: jax.Array) -> jax.Array:
-    # Divided first: squares of large entries would overflow.
-    units = roots / _largest_entry(roots)[:, None, None]
-    return _norm(units - units.mT) / _norm(units)
+    # Divided before squares are taken, which would overflow, but after the difference:
+    # x / s - y / s, rounded as one, need not be zero for x = y.
+    largest = _largest_entry(roots)[:, None, None]
+    return _norm((roots - roots.mT) / largest) / _norm(roots / largest)
 
 
 def _norm(x: jax.Array) -> jax.Array:

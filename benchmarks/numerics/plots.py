@@ -52,28 +52,33 @@ def cosine_figure() -> Figure:
         if row["arithmetic"] == "float32" and row["kind"] in PANELS
     ]
     figure, axes = plt.subplots(
-        2, len(PANELS), figsize=(15, 6.4), sharey=True, layout="constrained"
+        3, len(PANELS), figsize=(15, 9), sharey=True, layout="constrained"
     )
     for column, (kind, title) in enumerate(PANELS.items()):
         for name, (color, dash) in LINES.items():
             own = [r for r in rows if r["kind"] == kind and r["rule"] == name]
             counts = own[0]["refreshes"]
-            cosines, gflops = (_mean(own, key) for key in ("cosine", "gflop"))
+            cosines, bare, gflops = (
+                _mean(own, key) for key in ("cosine", "bare_cosine", "gflop")
+            )
             look: Any = dict(color=color, linestyle=dash, linewidth=1.7)
             axes[0, column].plot(counts, cosines, label=name, **look)
+            axes[1, column].plot(counts, bare, **look)
             if name != "gradient itself":
-                axes[1, column].plot(gflops, cosines, **look)
-        for row, label in ((0, "refreshes"), (1, "GFLOP of all refreshes so far")):
+                axes[2, column].plot(gflops, cosines, **look)
+        for row, label in enumerate(("refreshes", "refreshes", "GFLOP of refreshes")):
             axes[row, column].set(xscale="log", xlabel=label, ylim=(0, 1.02))
         axes[0, column].set_title(title)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("cosine to Shampoo's direction")
-    for axis in axes[0]:
+    for axis in axes[:2].flat:
         for goal in ((5, 0.9), (100, 0.97)):
             axis.plot(*goal, marker="+", color="black", markersize=9)
+    axes[0, 0].set_ylabel("cosine to Shampoo,\nsame start as composite")
+    axes[1, 0].set_ylabel("cosine to Shampoo\nstarted at zero")
+    axes[2, 0].set_ylabel("cosine to Shampoo,\nsame start as composite")
     figure.suptitle(
-        "How near is the direction to that of Shampoo with exact roots?  1 is the same "
-        "direction; + marks the goals, 0.9 after 5 and 0.97 after 100 refreshes"
+        "How near is the direction to that of Shampoo with exact roots? 1 is the same "
+        "direction; + marks the goals, 0.9 after 5 and 0.97 after 100 refreshes. "
+        "Mean of two or three layers"
     )
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(),
@@ -117,6 +122,22 @@ def terms_figure() -> Figure:
             cosine = row["cosine_100"] or 0.0
             best[row["products"]] = max(best[row["products"]], cosine)
         right.plot(sorted(best), [best[products] for products in sorted(best)], **look)
+    package = next(row for row in own if row["degree"] == "1, 4, 4")
+    right.plot(
+        package["products"],
+        package["cosine_100"],
+        marker="*",
+        markersize=13,
+        color="#c1272d",
+        linestyle="",
+    )
+    right.annotate(
+        "the default:\ndegrees 1, 4, 4",
+        (package["products"], package["cosine_100"]),
+        xytext=(0, -34),
+        textcoords="offset points",
+        ha="center",
+    )
     left.set(
         title="Error of the scalar function in one refresh\n"
         "series: (1 + x)^(-1/4) on [0, 1]; composite: x^(-1/4) on [0.001, 1]",
@@ -126,7 +147,7 @@ def terms_figure() -> Figure:
     right.set(
         title="Direction after 100 refreshes, median of 12 recorded layers\n"
         "composite: each point with the best of seven ranges of eigenvalues",
-        ylabel="cosine to Shampoo with exact roots",
+        ylabel="cosine to Shampoo with exact roots, same start",
         ylim=(0, 1.02),
     )
     for axis in (left, right):

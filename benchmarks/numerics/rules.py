@@ -227,9 +227,9 @@ def rules() -> list[Rule]:
         Congruence("congruence"),
         Congruence("congruence, floor", floor=0.95),
         SUBSTEPPED,
-        staged("composite, 1 stage", 1e-3, (4,)),
+        staged("composite, 2 polynomials", 3e-5, (4, 4)),
         COMPOSITE,
-        staged("composite, 3 stages", 1e-6, (4, 4, 4)),
+        staged("composite, from 1e-6", 1e-6, (4, 4, 4)),
         Packaged("exact", ExactRoots()),
     ]
 

@@ -7,8 +7,9 @@ factors for [0, 1] in their place; compositions of 1 to 4 best polynomials of de
 to 4, each for several smallest eigenvalues. Error: the largest relative one, of
 (1 + x)^(-1/4) on [0, 1], or of x^(-1/4) from the smallest eigenvalue to 1. Cosine:
 between the direction and that of Shampoo with exact roots, in float32, on the recorded
-streams after some refreshes; median and smallest of all. Products are of square
-matrices, the gram included.
+streams after some refreshes; median and least of all. As in accuracy.py, "bare" is the
+cosine to Shampoo with nothing added to its first gram. Products are of square matrices,
+the gram included.
 Answer: docs/composite.md, from benchmarks/results/numerics_terms.json.
 
     python -m benchmarks.numerics.terms
@@ -16,7 +17,7 @@ Answer: docs/composite.md, from benchmarks/results/numerics_terms.json.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +25,21 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.numerics import accuracy
-from benchmarks.numerics.design import best_series, design
+from benchmarks.numerics.design import best_series, design, largest_error
+from benchmarks.numerics.figures import cosine, rounded
 from benchmarks.numerics.rules import Packaged
 from benchmarks.numerics.streams import Stream, recorded
 from jorge_optax import Roots, Series
-from jorge_optax._composite import composite_products, composite_root
+from jorge_optax._composite import (
+    POLYNOMIALS,
+    composite_products,
+    composite_root,
+)
 
 REFRESHES = (5, 100)
 TERMS = STAGES = DEGREES = (1, 2, 3, 4)
 SMALLEST = (1e-1, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
+MIXED = ((4, 6), (6, 6), (4, 4, 1), (4, 4, 2))
 
 
 def binomial(terms: int) -> tuple[float, ...]:
@@ -57,73 +64,110 @@ def series_rows(groups: list, terms: Any = TERMS) -> list[dict[str, Any]]:
             (tuple(best_series(count)[0]), "series, best"),
         ):
             rule = Packaged(kind, Series(factors))
-            cosines: dict[int, list] = {refreshes: [] for refreshes in REFRESHES}
-            for streams, _, exact in groups:
-                for row in accuracy.measure(rule, streams, "float32", exact):
-                    by_refreshes = dict(
-                        zip(row["refreshes"], row["cosine"], strict=True)
-                    )
-                    for refreshes, found in cosines.items():
-                        found.append(by_refreshes[refreshes])
+            cosines: dict[str, list] = {}
+            for group in groups:
+                for row in accuracy.measure(
+                    rule, group.streams, "float32", group.exact, group.bare
+                ):
+                    for refreshes in REFRESHES:
+                        at = row["refreshes"].index(refreshes)
+                        for key in ("cosine", "bare_cosine"):
+                            found = cosines.setdefault(f"{key}_{refreshes}", [])
+                            found.append(row[key][at])
             facts = {"kind": kind, "terms": count, "products": 4 + count}
             rows.append(_row(facts, series_error(factors), cosines))
             print(rows[-1], flush=True)
     return rows
 
 
+def designs(stages: Any = STAGES, degrees: Any = DEGREES) -> list[tuple[int, ...]]:
+    """Degrees of the polynomials of each composition."""
+    return [(degree,) * count for degree in degrees for count in stages]
+
+
 def composite_rows(
-    groups: list, stages: Any = STAGES, degrees: Any = DEGREES, aims: Any = SMALLEST
+    groups: list, compositions: Any, aims: Any = SMALLEST
 ) -> list[dict[str, Any]]:
-    """Compositions; those more exact than float32 itself are left out."""
+    """Compositions; those more exact than float64 can find are left out."""
     rows = []
-    for degree in degrees:
+    for degrees in compositions:
         for smallest in aims:
-            for count in stages:
-                if count > 1 and rows[-1]["error"] < 1e-6:
-                    continue
-                polynomials, error = design(smallest, (degree,) * count)
-                facts = {
-                    "kind": "composite",
-                    "stages": count,
-                    "degree": degree,
-                    "smallest": smallest,
-                    "products": 1 + composite_products(polynomials),
-                }
-                cosines = _composite_cosines(groups, polynomials)
-                rows.append(_row(facts, error, cosines))
-                print(rows[-1], flush=True)
+            try:
+                polynomials, error = design(smallest, degrees)
+            except ValueError:
+                continue
+            facts = {
+                "kind": "composite",
+                "stages": len(degrees),
+                "degree": degrees[0] if len(set(degrees)) == 1 else None,
+                "degrees": ", ".join(map(str, degrees)),
+                "smallest": smallest,
+                "products": 1 + composite_products(polynomials),
+            }
+            rows.append(_row(facts, error, _composite_cosines(groups, polynomials)))
+            print(rows[-1], flush=True)
     return rows
 
 
-def _composite_cosines(groups: list, polynomials: tuple) -> dict[int, list]:
+def default_row(groups: list) -> dict[str, Any]:
+    """The package's polynomials."""
+    facts = {
+        "kind": "composite",
+        "stages": len(POLYNOMIALS),
+        "degree": "1, 4, 4",
+        "smallest": 3e-5,
+        "products": 1 + composite_products(POLYNOMIALS),
+    }
+    error = largest_error(3e-5, POLYNOMIALS)
+    return _row(facts, error, _composite_cosines(groups, POLYNOMIALS))
+
+
+def _composite_cosines(groups: list, polynomials: tuple) -> dict[str, list]:
     root = jax.vmap(functools.partial(composite_root, polynomials=polynomials))
-    cosines: dict[int, list] = {refreshes: [] for refreshes in REFRESHES}
-    for streams, statistics, exact in groups:
-        for refreshes, found in cosines.items():
+    cosines: dict[str, list] = {}
+    for group in groups:
+        for refreshes in REFRESHES:
             # The roots depend on the statistics alone, not on the way to them.
-            now = [side.astype(jnp.float32) for side in statistics[refreshes]]
+            now = [side.astype(jnp.float32) for side in group.statistics[refreshes]]
             roots = Roots(*(np.asarray(root(side), np.float64) for side in now))
-            for i, stream in enumerate(streams):
+            for i, stream in enumerate(group.streams):
                 g = stream.gradients[refreshes - 1].astype(np.float64)
-                mine, reference = (
+                mine, exact, bare = (
                     pair.left[i] @ g @ pair.right[i]
-                    for pair in (roots, exact[refreshes])
+                    for pair in (roots, group.exact[refreshes], group.bare[refreshes])
                 )
-                found.append(accuracy.cosine(mine, reference))
+                for key, reference in (("cosine", exact), ("bare_cosine", bare)):
+                    found = cosines.setdefault(f"{key}_{refreshes}", [])
+                    found.append(cosine(mine, reference))
     return cosines
 
 
-def _row(facts: dict, error: float, cosines: dict[int, list]) -> dict[str, Any]:
+def _row(facts: dict, error: float, cosines: dict[str, list]) -> dict[str, Any]:
     row = facts | {"error": error}
-    for refreshes, found in cosines.items():
+    for key, found in cosines.items():
         values = np.array([np.nan if c is None else c for c in found], float)
-        row[f"cosine_{refreshes}"] = np.median(values)
-        row[f"least_cosine_{refreshes}"] = np.min(values)
-    return accuracy.rounded(row)
+        row |= {key: np.median(values), f"least_{key}": np.min(values)}
+    return rounded(row)
 
 
-def prepare(streams: list[Stream]) -> list[tuple]:
-    """Streams of one shape, their statistics and their exact roots, by shape."""
+class Group(NamedTuple):
+    """Streams of one shape; by the number of refreshes, Shampoo's statistics and roots.
+
+    Attributes:
+      streams: as many refreshes long as are looked at.
+      statistics: of the baseline, float64.
+      exact: their roots.
+      bare: roots of the statistics to which nothing was added at the start.
+    """
+
+    streams: list[Stream]
+    statistics: dict[int, Roots]
+    exact: dict[int, Roots]
+    bare: dict[int, Roots]
+
+
+def prepare(streams: list[Stream]) -> list[Group]:
+    """What all designs need, by shape."""
     groups = []
     for group in accuracy.by_shape(streams):
         short = [
@@ -131,11 +175,15 @@ def prepare(streams: list[Stream]) -> list[tuple]:
             for s in group
         ]
         wanted = accuracy.checkpoints_of(short[0])
-        statistics = accuracy.shampoo_statistics(short, wanted)
-        exact = {
-            t: accuracy.exact_roots(s, accuracy.RIDGE) for t, s in statistics.items()
-        }
-        groups.append((short, statistics, exact))
+        tracked, bare = (
+            accuracy.shampoo_statistics(short, wanted, start)
+            for start in (accuracy.START, 0.0)
+        )
+        roots = (
+            {t: accuracy.exact_roots(s, accuracy.RIDGE) for t, s in found.items()}
+            for found in (tracked, bare)
+        )
+        groups.append(Group(short, tracked, *roots))
     return groups
 
 
@@ -143,8 +191,11 @@ def main() -> None:
     """Measures all and writes the JSON."""
     jax.config.update("jax_enable_x64", True)
     groups = prepare(recorded())
-    rows = [*series_rows(groups), *composite_rows(groups)]
-    results.write("numerics_terms", rows, streams=sum(len(g[0]) for g in groups))
+    compositions = [*designs(), *MIXED]
+    rows = [*series_rows(groups), default_row(groups)]
+    rows += composite_rows(groups, compositions)
+    count = sum(len(group.streams) for group in groups)
+    results.write("numerics_terms", rows, streams=count, start=accuracy.START)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""The instruments of benchmarks/: do they measure what they say?"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.baselines.shampoo import ExactRoots, exact_root, shampoo
+from benchmarks.numerics import accuracy, endurance, terms
+from benchmarks.numerics.arithmetic import with_products_in
+from benchmarks.numerics.design import best_series, design, largest_error
+from benchmarks.numerics.rules import (
+    COMPOSITE,
+    PAPER,
+    Packaged,
+    Unrefreshed,
+    staged,
+)
+from benchmarks.numerics.streams import quadratics
+from benchmarks.problems import summary
+from benchmarks.problems.problem import Problem
+from benchmarks.problems.training import trainer
+from jorge_optax import Composite, jorge
+from jorge_optax._composite import POLYNOMIALS
+
+# --- polynomials -------------------------------------------------------------------
+
+
+def test_the_packages_polynomials_are_the_designed_ones():
+    polynomials, error = design(3e-5, (1, 4, 4))
+    other, _ = design(3.1e-5, (1, 4, 4))
+    for ours, theirs, others in zip(POLYNOMIALS, polynomials, other, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=3e-5)
+        assert np.abs(np.subtract(ours, others)).max() > 1e-3
+    assert abs(error - 0.0371) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("smallest", "degrees"), [(1e-2, (2,)), (1e-3, (2, 3)), (1e-4, (1, 4))]
+)
+def test_the_error_of_a_design_is_the_largest_there_is_and_cannot_be_less(
+    smallest, degrees
+):
+    polynomials, error = design(smallest, degrees)
+    assert abs(largest_error(smallest, polynomials) / error - 1) < 1e-3
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        last = np.asarray(polynomials[-1])
+        last = last * (1 + 1e-2 * rng.normal(size=last.shape))
+        other = (*polynomials[:-1], tuple(last))
+        assert largest_error(smallest, other) > error
+
+
+def test_best_series_beats_the_binomial_one():
+    factors, error = best_series(2)
+    np.testing.assert_allclose(factors, (-0.2304, 0.0727), atol=2e-3)
+    assert abs(terms.series_error(tuple(factors)) / error - 1) < 1e-3
+    np.testing.assert_allclose(terms.binomial(3), (-1 / 4, 5 / 32, -15 / 128))
+    assert terms.series_error(terms.binomial(2)) > 40 * error
+
+
+# --- the baseline ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("x64")
+def test_exact_root_is_exact():
+    g = np.random.default_rng(0).normal(size=(6, 9))
+    statistic = g @ g.T
+    root = np.asarray(exact_root(jnp.asarray(statistic)))
+    np.testing.assert_allclose(
+        np.linalg.matrix_power(root, 4) @ statistic, np.eye(6), atol=1e-9
+    )
+    ridge = np.asarray(exact_root(jnp.asarray(statistic), 0.1))
+    largest = np.linalg.eigvalsh(statistic)[-1]
+    shifted = statistic + 0.1 * largest * np.eye(6)
+    np.testing.assert_allclose(
+        np.linalg.matrix_power(ridge, 4) @ shifted, np.eye(6), atol=1e-9
+    )
+
+
+def test_exact_shampoo_is_jorge_with_other_roots():
+    rng = np.random.default_rng(1)
+    grads = [jnp.asarray(rng.normal(size=(12, 8)), jnp.float32) for _ in range(5)]
+
+    def run(optimizer):
+        state, updates = optimizer.init(jnp.zeros((12, 8))), []
+        for gradient in grads:
+            update, state = optimizer.update(gradient, state)
+            updates.append(np.asarray(update))
+        return np.stack(updates), optax.tree.get(state, "statistics")
+
+    exact, statistics = run(shampoo(0.1, update_interval=1))
+    near, same = run(jorge(0.1, update_interval=1, refresh=Composite()))
+    jax.tree.map(np.testing.assert_array_equal, statistics, same)
+    cosine = np.sum(exact * near) / np.linalg.norm(exact) / np.linalg.norm(near)
+    assert 0.99 < cosine < 0.99999
+    bare, _ = run(shampoo(0.1, update_interval=1, rule=ExactRoots(start=0.0)))
+    assert np.linalg.norm(bare - exact) > 0.01 * np.linalg.norm(exact)
+
+
+# --- the laboratory ----------------------------------------------------------------
+
+
+def test_products_are_rounded_and_nothing_else():
+    x = jnp.asarray([[1 + 2.0**-9, 0.0], [0.0, 1.0]])
+
+    def function(x):
+        return jax.jit(jnp.matmul)(x, jnp.eye(2)), x + 0
+
+    for arithmetic, expected in (("float32", x), ("tf32", x), ("bf16", jnp.eye(2))):
+        product, same = with_products_in(arithmetic, function)(x)
+        np.testing.assert_array_equal(product, expected)
+        np.testing.assert_array_equal(same, x)
+
+
+@pytest.mark.usefixtures("x64")
+def test_accuracy_of_rules_whose_figures_are_known():
+    streams = quadratics((6, 4), steps=20)
+    rules = [Unrefreshed(), PAPER, COMPOSITE, staged("fine", 1e-6, (4,) * 4)]
+    rules.append(Packaged("exact", ExactRoots()))
+    rows = accuracy.study(streams, rules, ["float32"])
+    rows += accuracy.study(streams, [COMPOSITE], ["bf16"])
+    by_rule = {
+        (row["rule"], row["arithmetic"]): row
+        for row in rows
+        if row["stream"] == streams[0].name
+    }
+    exact, fine = by_rule["exact", "float32"], by_rule["fine", "float32"]
+    assert exact["refreshes"] == [1, 2, 3, 5, 10, 20]
+    assert min(exact["cosine"]) > 0.9999
+    assert max(exact["error"]) < 1e-3
+    assert min(fine["cosine"]) > 0.999
+    assert by_rule["composite", "float32"]["asymmetry"] == [0.0] * 6
+    assert max(by_rule["paper", "float32"]["asymmetry"]) > 1e-3
+    plain = by_rule["gradient itself", "float32"]
+    assert all(0 < c < 1 for c in plain["cosine"])
+    assert plain["cosine"][-1] < by_rule["paper", "float32"]["cosine"][-1]
+    assert by_rule["composite", "bf16"]["cosine"] != pytest.approx(
+        by_rule["composite", "float32"]["cosine"][3:], abs=1e-7
+    )
+
+
+def test_endurance_sees_asymmetry():
+    gradients = np.random.default_rng(2).normal(size=(30, 1, 8, 4)).astype(np.float32)
+    for rule, symmetric in ((PAPER, False), (COMPOSITE, True)):
+        made_up, repeated = endurance.endure(
+            rule, ["heavy tails", "repeated"], gradients, (8, 4), 200
+        )
+        for row in (made_up, repeated):
+            assert (row["asymmetry"] == 0) == symmetric
+            assert row["history"]["refreshes"] == [100, 200]
+        assert made_up["asymmetry"] != repeated["asymmetry"] or symmetric
+        assert repeated["smallest"] > 0
+        assert repeated["non_finite"] == 0
+
+
+# --- training ----------------------------------------------------------------------
+
+
+def test_steps_to_a_target():
+    curve = [0.1, None, 0.5, 0.4, 0.9]
+    up = dict(larger_is_better=True, every=4)
+    assert summary.steps_to(0.5, curve, **up) == 12
+    assert summary.steps_to(0.95, curve, **up) is None
+    assert summary.steps_to(0.45, [0.9, 0.4], larger_is_better=False, every=3) == 6
+
+
+def test_ratios_are_paired_by_seed():
+    ours, theirs = {0: 50, 1: 110, 2: 90}, {0: 100, 1: 200, 2: 200}
+    assert summary.paired_ratio(ours, theirs).startswith("0.50 [0.39, 0.64]")
+    assert "1 of 3 seeds missed" in summary.paired_ratio({**ours, 1: None}, theirs)
+    assert summary.paired_ratio({0: 5}, {0: 5}).startswith("too few")
+
+
+def test_trainer_reports_each_percent_and_stops_at_nan():
+    problem = Problem(
+        name="parabola",
+        steps=100,
+        init=lambda seed: ({"w": jnp.full((2, 2), 1.0 + seed)}, ()),
+        loss=lambda params, state, batch: (jnp.sum(params["w"] ** 2), state),
+        batches=lambda seed: iter(np.zeros(100)),
+        evaluate=lambda params, state: jnp.sum(params["w"] ** 2),
+        metric="loss",
+        larger_is_better=False,
+        central_rate=0.1,
+        adamw_leaves=(),
+    )
+    train = trainer(problem, lambda rate: optax.sgd(rate))
+    curve = train(0.1, 0)
+    assert curve[0] == pytest.approx(4 * 0.8**2, abs=1e-4)
+    assert len(curve) == 100
+    assert curve[-1] == 0.0
+    diverged = train(1e3, 0)
+    assert diverged[0] is not None
+    assert diverged[-1] is None
+    assert len(diverged) == 100
