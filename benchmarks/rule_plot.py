@@ -14,6 +14,7 @@ from benchmarks.numerics.plots import STYLE
 
 FILE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "composite.png"
 RULES = {"paper": "#222222", "composite": "#c1272d"}
+LABELS = {"paper": 0.55, "composite": 0.98}  # where the names stand
 CURVES = {
     "sgd": ("SGD", "#b8860b", "--"),
     "paper@{}/sgd-rate": ("Jorge, paper's rule", "#222222", "-"),
@@ -37,9 +38,7 @@ def directions(axis) -> None:
         axis.fill_between(
             x, cosines.min(0), cosines.max(0), color=color, alpha=0.15, linewidth=0
         )
-        axis.text(
-            x[3], np.median(cosines, 0)[3] - 0.09, f"{rule} rule", color=color, va="top"
-        )
+        axis.text(1, LABELS[rule], f"{rule} rule", color=color, va="top")
     axis.set(
         xscale="log",
         ylim=(0, 1.02),

@@ -199,8 +199,10 @@ def _waking(key: jax.Array, tile: tuple[int, int], t: Any, event: int) -> jax.Ar
 def _heavy(key: jax.Array, tile: tuple[int, int]) -> jax.Array:
     """Student's t with two degrees of freedom, which has no variance."""
     normal, exponential = jax.random.split(key)
-    # Half a chi-squared number with two degrees of freedom is an exponential one.
-    width = jnp.sqrt(jax.random.exponential(exponential, tile, jnp.float32))
+    # Half a chi-squared number with two degrees of freedom is an exponential one. In
+    # float32 one of 2^23 of those is 0, and would make the gradient infinite.
+    half = jax.random.exponential(exponential, tile, jnp.float32)
+    width = jnp.sqrt(jnp.maximum(half, 2.0**-24))
     heavy = jax.random.normal(normal, tile, jnp.float32) / width
     return jnp.asarray(_mixing(tile[0])) @ heavy
 
