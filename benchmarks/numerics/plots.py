@@ -67,7 +67,7 @@ def cosine_figure() -> Figure:
             if name != "gradient itself":
                 axes[2, column].plot(gflops, cosines, **look)
         for row, label in enumerate(("refreshes", "refreshes", "GFLOP of refreshes")):
-            axes[row, column].set(xscale="log", xlabel=label, ylim=(0, 1.02))
+            axes[row, column].set(xscale="log", xlabel=label, ylim=(0.2, 1.02))
         axes[0, column].set_title(title)
     for axis in axes[:2].flat:
         for goal in ((5, 0.9), (100, 0.97)):
@@ -163,8 +163,8 @@ def endurance_figure() -> Figure:
     streams = (
         "rank 1, constant",
         "waking direction",
-        "heavy tails",
         "MLP, layer 0, border",
+        "MLP, layer 1",
         "transformer, MLP",
     )
     figure, axes = plt.subplots(
@@ -199,6 +199,12 @@ def endurance_figure() -> Figure:
         axes[1, column].set_yscale("symlog", linthresh=1e-4)
         axes[1, column].axhline(0, color="black", linewidth=0.8)
         axes[1, column].set_xlabel("refreshes")
+    axes[0, 0].annotate(
+        "composite, congruence: exactly 0",
+        (1e2, 0),
+        xytext=(0, 6),
+        textcoords="offset points",
+    )
     axes[0, 0].set_ylabel("asymmetry, |root - transpose| / |root|,\nlargest so far")
     axes[1, 0].set_ylabel("smallest eigenvalue over largest,\nof the symmetric part")
     figure.suptitle(
