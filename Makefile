@@ -8,12 +8,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint report clean
+.PHONY: help demo test lint report torch-check clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/.installed-examples  ## Train on digits with SGD, AdamW and Jorge; write demo.png
+demo: $(VENV)/.installed-demo  ## Train on digits with SGD, AdamW and Jorge; write demo.png
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-test  ## Run the tests, with coverage
@@ -27,8 +27,14 @@ lint: $(VENV)/.installed-dev  ## Check style, format and types
 report: $(VENV)/.installed-test  ## Make the tables of README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.report
 
+torch-check: $(VENV)/.installed-test  ## Compare the examples' models with torch, at full size
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet torch==2.13.0 numpy
+	.venv-torch/bin/python tests/torch_reference/make_reference.py --full build/torch
+	TORCH_REFERENCE=build/torch $(BIN)/python -m pytest tests/test_torch_forward.py
+
 clean:  ## Remove the default environment, caches and outputs
-	rm -rf .venv build dist .pytest_cache .ruff_cache htmlcov .coverage demo.png
+	rm -rf .venv .venv-torch build dist .pytest_cache .ruff_cache htmlcov .coverage demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

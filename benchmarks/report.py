@@ -13,10 +13,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import report_rules, results
+from benchmarks import report_rules, report_workloads, results
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("**/README.md")),
+]
 SLOT = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -204,6 +208,11 @@ TABLES = {
             report_rules.lengths,
         )
         for problem in ("mlp", "autoencoder", "resnet", "transformer")
+    },
+    **{
+        f"{function.__name__}_{name}": _made(function, name)
+        for function in (report_workloads.workload, report_workloads.tuning)
+        for name in ("classification", "segmentation")
     },
 }
 

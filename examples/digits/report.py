@@ -2,10 +2,9 @@
 
 from statistics import mean, median
 
+from digits.training import Run
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from digits.training import Run
 
 Runs = dict[str, list[Run]]
 

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
-
 from digits.data import Batches, Digits
 from digits.model import ResNet
+from flax import nnx
 
 
 class TrainState(NamedTuple):

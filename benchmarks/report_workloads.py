@@ -1,0 +1,104 @@
+"""Tables about the examples' workloads, and the curves of their plots."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from benchmarks import results
+from benchmarks.problems.summary import paired_ratio
+from examples.shared import compare
+
+SHARE = compare.SHARE
+Table = tuple[list[str], list[list[str]]]
+IMAGES = pathlib.Path(__file__).parent.parent / "docs" / "images"
+
+
+def workload(name: str) -> Table:
+    """Optimizers down; steps and seconds to the target, each seed listed."""
+    comparison, data = read(name)
+    metric, target, runs = comparison
+    steps = {
+        optimizer: [_at(rows, metric, target, "step") for rows in seeds]
+        for optimizer, seeds in runs.items()
+    }
+    table = []
+    for optimizer, seeds in runs.items():
+        ours, sgd = (dict(enumerate(steps[key])) for key in (optimizer, "sgd"))
+        seconds = [_at(rows, metric, target, "seconds") for rows in seeds]
+        finals = [rows[-1][metric] for rows in seeds]
+        rate = next(
+            row["learning_rate"]
+            for row in data["rows"]
+            if row["optimizer"] == optimizer and row["stage"] == "final"
+        )
+        milliseconds = [1e3 * rows[-1]["seconds"] / rows[-1]["step"] for rows in seeds]
+        table.append(
+            [
+                optimizer,
+                f"{rate:g}",
+                ", ".join("missed" if s is None else str(s) for s in steps[optimizer]),
+                "" if optimizer == "sgd" else paired_ratio(ours, sgd),
+                ", ".join("missed" if s is None else f"{s:.0f}" for s in seconds),
+                f"{np.mean(finals):.4f} ({', '.join(f'{f:.4f}' for f in finals)})",
+                f"{np.median(milliseconds):.0f}",
+            ]
+        )
+    return [
+        "optimizer",
+        "rate",
+        f"steps to {target:.4f}, by seed",
+        "over SGD's",
+        "seconds to it",
+        f"final {metric.replace('_', ' ')}, mean (seeds)",
+        "ms a step",
+    ], table
+
+
+def tuning(name: str) -> Table:
+    """What each learning rate gave on the tuning seed."""
+    data = results.read(f"workload_{name}")
+    table = []
+    for optimizer in ("sgd", "adamw"):
+        key = {"stage": "tune", "optimizer": optimizer}
+        runs = [row for row in data["rows"] if key.items() <= row.items()]
+        runs.sort(key=lambda row: row["learning_rate"])
+        pairs = (f"{row['learning_rate']:g}: {row['final']:.4f}" for row in runs)
+        table.append([optimizer, ", ".join(pairs)])
+    metric = data["provenance"]["metric"].replace("_", " ")
+    return ["", f"learning rate: final {metric}"], table
+
+
+def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
+    """The final runs of a workload, as the examples' own comparison."""
+    data = results.read(f"workload_{name}")
+    metric = data["provenance"]["metric"]
+    runs: dict[str, list[list[dict[str, Any]]]] = {}
+    for run in data["rows"]:
+        if run["stage"] != "final":
+            continue
+        rows = [
+            {"step": step, "seconds": seconds, metric: value}
+            for step, seconds, value in zip(
+                run["steps"], run["seconds"], run["curve"], strict=True
+            )
+        ]
+        runs.setdefault(run["optimizer"], []).append(rows)
+    target = SHARE * np.mean([rows[-1][metric] for rows in runs["sgd"]])
+    return compare.Comparison(metric, float(target), runs), data
+
+
+def plots() -> None:
+    """Draws the workloads' plots again."""
+    for name in ("classification", "segmentation"):
+        comparison, _ = read(name)
+        compare.plot(comparison, IMAGES / f"{name}.png")
+
+
+def _at(rows: list[dict], metric: str, target: float, key: str) -> Any:
+    row = compare.crossing(rows, metric, target)
+    return None if row is None else row[key]
+
+
+if __name__ == "__main__":
+    plots()

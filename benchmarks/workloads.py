@@ -1,0 +1,139 @@
+"""The examples' workloads: single-shot Jorge against SGD, AdamW and exact Shampoo.
+
+Question: how many steps and seconds does each need to 0.99 of what tuned SGD reaches,
+and where does it end? Does Jorge want the step decay in thirds of the paper, or SGD's
+own schedule?
+Method: the examples as a user runs them (`examples.classification`, configuration
+cifar10-16px; `examples.segmentation`, configuration scenes). SGD and AdamW are tuned on
+one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more where the
+best is at the edge, then as many for the other; SGD's schedule is a cosine or a
+polynomial, as in the references. What they found is in the configurations. Jorge and
+Shampoo are not tuned. Then three other seeds; for each seed all start from the same
+parameters and see the same batches. The target is 0.99 of the mean of SGD's final
+metric. Seconds are those of the steps, each run on one core of the same machine.
+Answer: docs/results.md, from benchmarks/results/workload_*.json.
+
+    python -m benchmarks.workloads classification|segmentation --tune|--final
+"""
+
+import argparse
+import dataclasses
+import fcntl
+import math
+import pathlib
+from typing import Any
+
+from benchmarks import results
+from benchmarks.training_study import _rate, _rung
+from examples.classification import configs as classification_configs
+from examples.classification import train as classification
+from examples.segmentation import configs as segmentation_configs
+from examples.segmentation import train as segmentation
+from examples.shared.config import Config, Run
+from examples.shared.loop import train
+
+TUNING_SEED, SEEDS = 100, (0, 1, 2)
+MIDDLES = {
+    "classification": {"sgd": 0.1, "adamw": 5e-3},
+    "segmentation": {"sgd": 0.5, "adamw": 5e-3},
+}
+NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
+SCHEDULES = ("jorge/sgd-schedule", "jorge-composite/sgd-schedule")
+WORKLOADS = {
+    "classification": (
+        classification_configs.CONFIGS["cifar10-16px"],
+        classification.make_task,
+    ),
+    "segmentation": (segmentation_configs.CONFIGS["scenes"], segmentation.make_task),
+}
+
+
+class Workload:
+    """The runs of one workload, kept in its JSON."""
+
+    def __init__(self, name: str, folder: pathlib.Path):
+        self.name, self.folder = name, folder
+        self.config, self.make_task = WORKLOADS[name]
+
+    def run(self, stage: str, name: str, seed: int, config: Config) -> None:
+        """One run, or nothing if it is there."""
+        settings = config.adamw if name == "adamw" else config.sgd
+        rate = settings.learning_rate
+        key = dict(stage=stage, optimizer=name, learning_rate=rate, seed=seed)
+        if any(key.items() <= row.items() for row in self.rows()):
+            return
+        place = self.folder / self.name / f"{name.replace('/', '-')}-{rate:g}-{seed}"
+        task = self.make_task(config, seed=seed)
+        rows = train(task, config, Run(name, seed, place))
+        row = {
+            **key,
+            "final": rows[-1][task.metric],
+            "compile_seconds": rows[-1]["compile_seconds"],
+            "steps": [r["step"] for r in rows],
+            "seconds": [round(r["seconds"], 2) for r in rows],
+            "curve": [_rounded(r[task.metric]) for r in rows],
+            "loss": [_rounded(r["loss"]) for r in rows],
+        }
+        with open(__file__) as lock:  # another process may run other optimizers
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            results.write(
+                f"workload_{self.name}",
+                [*self.rows(), row],
+                config=self.config.to_dict(),
+                metric=task.metric,
+                tuning_seed=TUNING_SEED,
+            )
+
+    def tune(self, name: str) -> None:
+        """Learning rates around the middle, and beyond a best one at the edge."""
+        middle = _rung(MIDDLES[self.name][name])
+        rungs = set(range(middle - 2, middle + 3))
+        while True:
+            for rung in sorted(rungs):
+                old = getattr(self.config, name)
+                new = dataclasses.replace(old, learning_rate=_rate(rung))
+                config = dataclasses.replace(self.config, **{name: new})
+                self.run("tune", name, TUNING_SEED, config)
+            best = max(self._tuned(name), key=lambda row: row["final"] or -math.inf)
+            rung = _rung(best["learning_rate"])
+            if min(rungs) < rung < max(rungs):
+                print(self.name, name, "best at", best["learning_rate"])
+                return
+            rungs |= {rung - 1, rung + 1}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What there is."""
+        try:
+            return results.read(f"workload_{self.name}")["rows"]
+        except FileNotFoundError:
+            return []
+
+    def _tuned(self, name: str) -> list[dict[str, Any]]:
+        key = {"stage": "tune", "optimizer": name}
+        return [row for row in self.rows() if key.items() <= row.items()]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def main() -> None:
+    """Tunes or runs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--tune", nargs="*", metavar="NAME", help="sgd, adamw")
+    parser.add_argument("--final", nargs="*", metavar="NAME", help="optimizers")
+    parser.add_argument("--folder", type=pathlib.Path, default="runs/workloads")
+    arguments = parser.parse_args()
+    workload = Workload(arguments.workload, arguments.folder)
+    if arguments.tune is not None:
+        for name in arguments.tune or ("sgd", "adamw"):
+            workload.tune(name)
+    if arguments.final is not None:
+        for seed in SEEDS:
+            for name in arguments.final or (*NAMES, *SCHEDULES):
+                workload.run("final", name, seed, workload.config)
+
+
+if __name__ == "__main__":
+    main()

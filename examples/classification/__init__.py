@@ -1,0 +1,1 @@
+"""Image classification: ResNets on CIFAR-10 or ImageNet."""

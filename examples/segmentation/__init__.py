@@ -1,0 +1,1 @@
+"""Semantic segmentation: DeepLabv3 on COCO or on composed scenes."""

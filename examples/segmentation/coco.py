@@ -1,0 +1,233 @@
+"""COCO 2017 for semantic segmentation, as torchvision's reference prepares it."""
+
+import collections
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from examples.shared import images
+from examples.shared.data import IGNORE, Data, Example
+
+# COCO's ids of Pascal VOC's categories, in the order of the classes; 0 is background.
+VOC_CATEGORIES = (
+    *(0, 5, 2, 16, 9, 44, 6, 3, 17, 62, 21),
+    *(67, 18, 19, 4, 1, 64, 20, 63, 7, 72),
+)
+MINIMUM_AREA = 1000  # annotated pixels that a training image must exceed
+
+
+class CocoMasks:
+    """A split of COCO: images with a mask of classes, -1 where instances overlap."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        name: str,
+        categories: Sequence[int] = VOC_CATEGORIES,
+        minimum_area: float = -1,
+    ):
+        """Reads the annotations.
+
+        Args:
+          folder: Has annotations/instances_<name>.json and the folder <name> of images.
+          name: "train2017" or "val2017".
+          categories: The ids to keep; an id's place is its class, the first is the
+            background's.
+          minimum_area: Images are kept that have more annotated pixels of these
+            categories, not counting crowds.
+        """
+        self._json = folder / "annotations" / f"instances_{name}.json"
+        self._folder = folder / name
+        classes = {category: number for number, category in enumerate(categories)}
+        pictures, annotations = _read(self._json)
+        areas = collections.Counter()
+        self._instances = collections.defaultdict(list)
+        for annotation in annotations:
+            picture, category, crowd, area, segmentation = annotation
+            if picture not in pictures:
+                raise ValueError(
+                    f"{self._json} has an annotation of image {picture}, which it does "
+                    "not list: fetch it again."
+                )
+            if category in classes:
+                areas[picture] += 0 if crowd else area
+                self._instances[picture].append((classes[category], segmentation))
+        self._pictures = [
+            (key, *picture)
+            for key, picture in sorted(pictures.items())
+            if areas[key] > minimum_area
+        ]
+        if not self._pictures:
+            raise ValueError(
+                f"{self._json} leaves no image with more than {minimum_area} annotated "
+                "pixels of the categories asked for."
+            )
+        self._check_files()
+
+    def _check_files(self) -> None:
+        if not self._folder.is_dir():
+            raise FileNotFoundError(f"{self._folder} is missing: {_remedy(self._json)}")
+        present = {entry.name for entry in os.scandir(self._folder)}
+        for _, name, _, _ in self._pictures:
+            if name not in present:
+                raise FileNotFoundError(
+                    f"{self._folder / name} is missing, which {self._json} lists: "
+                    "unpack the images again."
+                )
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> Example:
+        key, name, height, width = self._pictures[index]
+        image = images.decode(self._folder / name)
+        if image.shape[:2] != (height, width):
+            raise ValueError(
+                f"{self._folder / name} is {image.shape[1]}x{image.shape[0]}, but "
+                f"{self._json} says {width}x{height}: they do not belong together."
+            )
+        label = np.zeros((height, width), np.int32)
+        covered = np.zeros((height, width), np.int32)
+        for number, segmentation in self._instances[key]:
+            try:
+                mask = rasterize(segmentation, height, width)
+            except ImportError:
+                raise
+            except Exception as error:  # pycocotools raises just that
+                raise ValueError(
+                    f"{self._json} has a segmentation of image {key} that cannot be "
+                    f"read ({error}): fetch it again."
+                ) from error
+            np.maximum(label, number, out=label, where=mask)
+            covered += mask
+        return {"image": image, "label": np.where(covered > 1, IGNORE, label)}
+
+
+def _read(path: pathlib.Path) -> tuple[dict[int, tuple], list[tuple]]:
+    """Returns the images by id, and the annotations, of a file of instances."""
+    try:
+        content = json.loads(path.read_bytes())
+        pictures = {
+            picture["id"]: (picture["file_name"], picture["height"], picture["width"])
+            for picture in content["images"]
+        }
+        keys = ("image_id", "category_id", "iscrowd", "area", "segmentation")
+        annotations = [
+            tuple(annotation[key] for key in keys)
+            for annotation in content["annotations"]
+        ]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} is missing: {_remedy(path)}") from error
+    except ValueError as error:  # of the JSON, or of its encoding
+        raise ValueError(
+            f"{path} is no JSON, or truncated ({error}): fetch it again."
+        ) from error
+    except KeyError as error:
+        raise ValueError(
+            f"{path} lacks the key {error}: it is no file of COCO's instances."
+        ) from error
+    except TypeError as error:
+        raise ValueError(
+            f"{path} is not laid out as COCO's instances ({error})."
+        ) from error
+    return pictures, annotations
+
+
+def _remedy(path: pathlib.Path) -> str:
+    return (
+        f"unpack COCO 2017 (https://cocodataset.org) in {path.parents[1]}, so that it "
+        "has annotations/, train2017/ and val2017/."
+    )
+
+
+def rasterize(
+    segmentation: list | dict[str, Any], height: int, width: int
+) -> np.ndarray:
+    """Turns polygons or RLE into a mask, bool [height, width]."""
+    try:
+        from pycocotools import mask as coco
+    except ImportError as error:
+        raise ImportError(
+            "COCO's masks need pycocotools: pip install pycocotools."
+        ) from error
+    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], str):
+        encoded = segmentation
+    else:
+        encoded = coco.frPyObjects(segmentation, height, width)
+    mask = coco.decode(encoded if isinstance(encoded, dict) else coco.merge(encoded))
+    if mask.shape != (height, width):
+        raise ValueError(f"it is {mask.shape[1]}x{mask.shape[0]} pixels large")
+    return mask.astype(bool)
+
+
+def load(
+    folder: str | os.PathLike | None,
+    image_size: int = 480,
+    categories: Sequence[int] = VOC_CATEGORIES,
+) -> Data:
+    """Training images are squares of the size, with 21 classes.
+
+    The reference's sizes belong to 480 and grow with it. Training scales the shorter
+    side to between a half and twice 520, flips, and cuts a random square of 480.
+    Evaluation scales the shorter side to 520, or the longer one to 800 if that is
+    less, and fills up to a square of 800, since the compiler wants one shape. What is
+    filled up has the label -1.
+    """
+    if folder is None:
+        raise FileNotFoundError(
+            "COCO needs the folder that has annotations/, train2017/ and val2017/."
+        )
+    folder = pathlib.Path(folder)
+    base, evaluated = round(image_size * 13 / 12), round(image_size * 5 / 3)
+
+    def augment(example: Example, rng: np.random.Generator) -> Example:
+        image, label = example["image"], example["label"]
+        short = rng.integers(base // 2, 2 * base + 1)
+        image, label = _scale(image, label, short / min(label.shape))
+        if rng.random() < 0.5:
+            image, label = image[:, ::-1], label[:, ::-1]
+        top, left = (
+            rng.integers(max(side - image_size, 0) + 1) for side in label.shape
+        )
+        window = (slice(top, top + image_size), slice(left, left + image_size))
+        return _finish(image[window], label[window], image_size)
+
+    def prepare(example: Example) -> Example:
+        image, label = example["image"], example["label"]
+        factor = min(base / min(label.shape), evaluated / max(label.shape))
+        return _finish(*_scale(image, label, factor), evaluated)
+
+    return Data(
+        train=CocoMasks(folder, "train2017", categories, MINIMUM_AREA),
+        test=CocoMasks(folder, "val2017", categories),
+        augment=augment,
+        prepare=prepare,
+        classes=len(categories),
+        shape=(image_size, image_size, 3),
+    )
+
+
+def _scale(
+    image: np.ndarray, label: np.ndarray, factor: float
+) -> tuple[np.ndarray, np.ndarray]:
+    height, width = (max(1, round(side * factor)) for side in label.shape)
+    return (
+        images.resize(image, height, width),
+        images.resize(label, height, width, images.NEAREST),
+    )
+
+
+def _finish(image: np.ndarray, label: np.ndarray, size: int) -> Example:
+    """Normalizes, and fills up right and below to a square."""
+    height, width = label.shape
+    square = np.zeros((size, size, 3), np.float32)
+    square[:height, :width] = images.normalize(
+        image, images.IMAGENET_MEAN, images.IMAGENET_STD
+    )
+    mask = np.full((size, size), IGNORE, np.int32)
+    mask[:height, :width] = label
+    return {"image": square, "label": mask}

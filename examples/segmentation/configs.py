@@ -1,0 +1,30 @@
+"""Workloads by name. The paper's is `deeplabv3-64`."""
+
+from examples.shared.config import SGD, AdamW, Config, Schedule
+
+CONFIGS = {
+    "scenes": Config(
+        dataset="scenes",
+        model="deeplabv3-thin",
+        batch_size=16,
+        epochs=4,
+        sgd=SGD(0.5, 1e-4, Schedule("polynomial")),
+        adamw=AdamW(0.005, 0.01),
+        eval_every=20,
+        checkpoint_every=200,
+        test_examples=208,
+    ),
+    # torchvision's reference and the paper's tables of hyperparameters.
+    "deeplabv3-64": Config(
+        dataset="coco",
+        model="deeplabv3-resnet50",
+        batch_size=64,
+        epochs=30,
+        sgd=SGD(0.02, 1e-4, Schedule("polynomial")),
+        adamw=AdamW(0.0002, 0.01),
+        update_interval=4,
+        eval_every=1445,
+        decay_all=True,
+        learning_rate_factors=(("aux_classifier", 10.0),),
+    ),
+}

@@ -1,0 +1,141 @@
+"""Several optimizers from the same start on the same batches: one table, one plot."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from statistics import mean
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from examples.shared import loop, optimizers
+from examples.shared.config import Config, Run
+from examples.shared.log import Row
+
+SHARE = 0.99  # of SGD's mean final metric: the target, where none is given
+COLORS = {
+    "sgd": "tab:gray",
+    "adamw": "tab:blue",
+    "shampoo": "tab:green",
+    "jorge": "tab:red",
+    "jorge-composite": "tab:orange",
+}
+
+
+class Comparison(NamedTuple):
+    """Rows of the runs by optimizer, then by seed."""
+
+    metric: str
+    target: float
+    runs: dict[str, list[list[Row]]]
+
+
+def compare(
+    make_task: Callable[[int], loop.Task],
+    config: Config,
+    names: list[str],
+    seeds: list[int],
+    folder: pathlib.Path,
+    *,
+    target: float | None = None,
+    **options,
+) -> Comparison:
+    """Runs what is not there yet, seed by seed; writes compare.json, .txt and .png."""
+    for name in names:
+        optimizers.check_name(name)
+    if target is None and "sgd" not in names:
+        raise ValueError(
+            f"The target is {SHARE} of what SGD reaches: compare with sgd, or give it "
+            "with --target."
+        )
+    runs: dict[str, list[list[Row]]] = {name: [] for name in names}
+    metric = ""
+    for seed in seeds:
+        task = make_task(seed)
+        metric = task.metric
+        for name in names:
+            place = folder / f"{name.replace('/', '-')}-{seed}"
+            rows = loop.train(task, config, Run(name, seed, place, **options))
+            runs[name].append(rows)
+    if target is None:
+        target = SHARE * mean(_value(rows[-1], metric) for rows in runs["sgd"])
+    comparison = Comparison(metric, target, runs)
+    (folder / "compare.json").write_text(json.dumps(comparison._asdict()) + "\n")
+    (folder / "compare.txt").write_text(table(comparison) + "\n")
+    plot(comparison, folder / "compare.png")
+    return comparison
+
+
+def crossing(rows: list[Row], metric: str, target: float) -> Row | None:
+    """The first evaluation at the target or above."""
+    return next((row for row in rows if _value(row, metric) >= target), None)
+
+
+def table(comparison: Comparison) -> str:
+    """One line for each optimizer; seeds are listed one by one, misses as such."""
+    metric, target, runs = comparison
+    lines = [
+        (
+            "optimizer",
+            f"steps to {target:.4f}",
+            "seconds to it",
+            f"final {metric}",
+            "ms per step",
+            "compile s",
+        )
+    ]
+    for name, seeds in runs.items():
+        crossings = [crossing(rows, metric, target) for rows in seeds]
+        finals = [_value(rows[-1], metric) for rows in seeds]
+        steps, seconds = (
+            " ".join("miss" if row is None else f"{row[key]:.0f}" for row in crossings)
+            for key in ("step", "seconds")
+        )
+        cost = [1000 * rows[-1]["seconds"] / rows[-1]["step"] for rows in seeds]
+        spread = f"{mean(finals):.4f} ({min(finals):.4f} to {max(finals):.4f})"
+        compiling = mean(rows[-1]["compile_seconds"] for rows in seeds)
+        lines.append(
+            (name, steps, seconds, spread, f"{mean(cost):.0f}", f"{compiling:.1f}")
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def plot(comparison: Comparison, path: pathlib.Path) -> None:
+    """The metric against steps and against seconds; dots where the target is met."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axes, key in zip(figure.subplots(1, 2), ("step", "seconds"), strict=True):
+        _draw(axes, comparison, key)
+    figure.savefig(path, dpi=130)
+
+
+def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
+    metric, target, runs = comparison
+    axes.axhline(target, color="black", linestyle=":", label=f"target {target:.4f}")
+    for name, seeds in runs.items():
+        color = COLORS[name.removesuffix(optimizers.SGD_SCHEDULE)]
+        style = "--" if name.endswith(optimizers.SGD_SCHEDULE) else "-"
+        for i, rows in enumerate(seeds):
+            x = [row[key] for row in rows]
+            y = [row[metric] for row in rows]  # None, where it diverged, leaves a gap
+            y = [float("nan") if value is None else value for value in y]
+            label = name if i == 0 else None
+            axes.plot(x, y, style, color=color, linewidth=1.2, alpha=0.7, label=label)
+            if hit := crossing(rows, metric, target):
+                axes.plot(hit[key], hit[metric], "o", color=color, mec="black", ms=6)
+    finals = [_value(rows[-1], metric) for seeds in runs.values() for rows in seeds]
+    low, high = min(min(finals), target), max(*finals, target)
+    margin = max(high - low, 0.02 * abs(target))
+    axes.set_ylim(low - 4 * margin, high + margin)
+    axes.set(xlabel=key, ylabel=metric, title=f"{metric} (dots: the target is met)")
+    axes.legend(loc="lower right", fontsize="small")
+
+
+def _value(row: Row, metric: str) -> float:
+    value = row[metric]
+    return float("-inf") if value is None else value

@@ -1,0 +1,118 @@
+"""Reading, cropping, flipping and scaling of images, as arrays [H, W, C]."""
+
+import pathlib
+
+import numpy as np
+from PIL import Image
+
+BILINEAR = Image.Resampling.BILINEAR
+NEAREST = Image.Resampling.NEAREST
+
+# Of ImageNet's training images, in bytes.
+IMAGENET_MEAN = 255 * np.array([0.485, 0.456, 0.406], np.float32)
+IMAGENET_STD = 255 * np.array([0.229, 0.224, 0.225], np.float32)
+
+
+def decode(path: pathlib.Path) -> np.ndarray:
+    """Reads an image file as RGB bytes."""
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} is missing: fetch it again, or take it out of the data set."
+        ) from error
+    except Exception as error:  # Pillow raises many kinds for broken files
+        raise ValueError(
+            f"{path} will not decode ({error}): fetch it again, or take it out of the "
+            "data set."
+        ) from error
+
+
+def normalize(image: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Takes bytes, and mean and standard deviation in bytes; returns float32."""
+    return (image - mean) / std
+
+
+def resize(
+    image: np.ndarray, height: int, width: int, resample: Image.Resampling = BILINEAR
+) -> np.ndarray:
+    """Scales bytes [H, W, 3], or with `NEAREST` also a mask [H, W] of int32."""
+    return np.asarray(Image.fromarray(image).resize((width, height), resample))
+
+
+def resize_short_side(image: np.ndarray, size: int) -> np.ndarray:
+    """Scales the shorter side to `size` and keeps the proportions."""
+    height, width = image.shape[:2]
+    short = min(height, width)
+    return resize(image, size * height // short, size * width // short)
+
+
+def center_crop(image: np.ndarray, size: int) -> np.ndarray:
+    """Cuts a square out of the middle."""
+    top, left = (round((side - size) / 2) for side in image.shape[:2])
+    return image[top : top + size, left : left + size]
+
+
+def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Swaps left and right in half of the cases."""
+    return image[:, ::-1] if rng.random() < 0.5 else image
+
+
+def random_crop(
+    image: np.ndarray, padding: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Cuts the size that the image had out of the image with a border of zeros."""
+    height, width, channels = image.shape
+    padded = np.zeros(
+        (height + 2 * padding, width + 2 * padding, channels), image.dtype
+    )
+    padded[padding : padding + height, padding : padding + width] = image
+    top, left = rng.integers(0, 2 * padding + 1, size=2)
+    return padded[top : top + height, left : left + width]
+
+
+def random_shift(
+    image: np.ndarray, pixels: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Shifts by up to `pixels` each way; the edge fills what becomes free."""
+    height, width = image.shape[:2]
+    down, right = rng.integers(-pixels, pixels + 1, size=2)
+    rows = np.clip(np.arange(height) - down, 0, height - 1)
+    columns = np.clip(np.arange(width) - right, 0, width - 1)
+    return image[rows[:, None], columns]
+
+
+def random_resized_crop(
+    image: np.ndarray, size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Scales a random part of the image to a square (Inception's augmentation)."""
+    height, width = image.shape[:2]
+    top, left, rows, columns = random_window(height, width, rng)
+    return resize(image[top : top + rows, left : left + columns], size, size)
+
+
+def random_window(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[int, int, int, int]:
+    """Draws top, left, height and width of a part of an image, by torchvision's rule.
+
+    The part's share of the area and the logarithm of width over height are uniform.
+    After ten parts that do not fit, it is the largest one in the middle whose
+    proportions lie within `ratio`.
+    """
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = np.exp(rng.uniform(*np.log(ratio)))
+        rows, columns = round((area / aspect) ** 0.5), round((area * aspect) ** 0.5)
+        if 0 < rows <= height and 0 < columns <= width:
+            top = int(rng.integers(height - rows + 1))
+            left = int(rng.integers(width - columns + 1))
+            return top, left, rows, columns
+    rows = min(height, round(width / ratio[0]))
+    columns = min(width, round(height * ratio[1]))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns

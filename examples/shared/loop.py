@@ -1,0 +1,292 @@
+"""Training one model with one optimizer: steps, evaluations, logs, checkpoints.
+
+Seconds are those of the steps and their data; compilation and evaluation are apart.
+
+A run is a function of its configuration and seed. The batch of a step and its dropout
+depend on the seed and the step alone, so that a run that was killed ends, once
+restarted, with the very parameters it would have had.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tqdm import tqdm
+
+from examples.shared import devices, optimizers
+from examples.shared.checkpoints import Checkpoints
+from examples.shared.config import Config, Run
+from examples.shared.log import Log, Row
+from jorge_optax import describe
+
+Batch = dict[str, Any]
+
+
+class Task(NamedTuple):
+    """What is trained on what, and how it is scored.
+
+    Attributes:
+      model: makes the model.
+      loss: of a model in training mode, a batch, and a key for dropout.
+      count: what evaluation sums up over batches.
+      score: metrics from that sum.
+      train: batches from a step on, without end.
+      test: batches of one evaluation.
+      steps_per_epoch: whole batches in the training set.
+      metric: the name of the score that counts.
+      finish: called at the end of a run with the model, in evaluation mode, and the
+        run's folder.
+    """
+
+    model: Callable[[nnx.Rngs], nnx.Module]
+    loss: Callable[[Any, Batch, jax.Array], jax.Array]
+    count: Callable[[Any, Batch], Any]
+    score: Callable[[Any], dict[str, float]]
+    train: Callable[[int], Iterator[Batch]]
+    test: Callable[[], Iterable[Batch]]
+    steps_per_epoch: int
+    metric: str
+    finish: Callable[[Any, pathlib.Path], None] = lambda model, folder: None
+
+
+class TrainState(NamedTuple):
+    """Everything a step changes."""
+
+    step: jax.Array  # int32 []
+    params: nnx.State
+    batch_stats: nnx.State
+    opt_state: optax.OptState
+
+
+def train(task: Task, config: Config, run: Run) -> list[Row]:
+    """Trains, or goes on where the run stopped; returns a row for each evaluation."""
+    steps = run.steps or config.epochs * task.steps_per_epoch
+    if config.batch_size % run.devices:
+        raise ValueError(
+            f"A batch of {config.batch_size} cannot be shared by {run.devices} devices."
+        )
+    placement = devices.place(run.devices)
+    built = optimizers.build(
+        run.optimizer, config, steps=steps, steps_per_epoch=task.steps_per_epoch
+    )
+    _claim(config, run, steps)
+    graph, state = _start(task, built.transformation, run.seed)
+    state = jax.device_put(state, placement.whole)
+    checkpoints = Checkpoints(
+        run.folder, task.metric, larger_is_better=True, keep=run.keep
+    )
+    saved = checkpoints.restore({"state": state, "seconds": np.float64(0)})
+    first, seconds = 0, 0.0
+    if saved:
+        state, seconds = saved[0]["state"], float(saved[0]["seconds"])
+        first = saved[1]
+        tqdm.write(f"Goes on at step {first} of {run.folder}.")
+    else:
+        _introduce(run, built, steps, state)
+    log = Log(run.folder, after_step=first)
+    batches = (jax.device_put(b, placement.split) for b in task.train(first))
+    batch = next(batches)
+    step_fn, compile_seconds = _compile(
+        _make_step(task, graph, built.transformation, run.seed, placement.whole),
+        state,
+        batch,
+    )
+    count_fn = _make_count(task, graph)
+
+    def evaluate() -> dict[str, float]:
+        variables = state.params, state.batch_stats
+        counts = (
+            count_fn(*variables, jax.device_put(batch, placement.split))
+            for batch in task.test()
+        )
+        total = jax.tree.map(lambda *parts: np.sum(parts, 0), *counts)
+        return task.score(total)
+
+    save_every = config.checkpoint_every or config.eval_every
+    losses: list[jax.Array] = []
+    bar = _bar(f"{run.optimizer}, seed {run.seed}", first, steps)
+    with bar, _Interrupt() as interrupt:
+        start = time.perf_counter()
+        for step in range(first + 1, steps + 1):
+            state, loss = step_fn(state, batch)
+            losses.append(loss)
+            if step < steps:
+                batch = next(batches)
+            bar.update()
+            at_end = step == steps
+            if not (at_end or step % config.eval_every == 0 or interrupt.asked):
+                continue
+            mean_loss = float(jnp.mean(jnp.stack(losses)))
+            seconds += time.perf_counter() - start
+            carried = {"state": state, "seconds": np.float64(seconds)}
+            if interrupt.asked and not at_end and step % config.eval_every:
+                checkpoints.save(step, carried, None)
+            else:
+                score = evaluate()
+                row: Row = {
+                    "step": step,
+                    "epoch": step / task.steps_per_epoch,
+                    "seconds": seconds,
+                    "compile_seconds": compile_seconds,
+                    "loss": mean_loss,
+                    "learning_rate": float(built.learning_rate(step - 1)),
+                    **score,
+                }
+                log.write({name: _finite(value) for name, value in row.items()})
+                if at_end or interrupt.asked or step % save_every == 0:
+                    checkpoints.save(step, carried, score)
+                bar.set_postfix(loss=f"{mean_loss:.3f}", **{task.metric: _short(score)})
+            losses.clear()
+            if interrupt.asked and not at_end:
+                bar.close()
+                tqdm.write(
+                    f"Saved step {step}; the same command goes on in {run.folder}."
+                )
+                raise KeyboardInterrupt
+            start = time.perf_counter()
+    task.finish(_merge(graph, state.params, state.batch_stats, "eval"), run.folder)
+    checkpoints.close()
+    log.close()
+    return log.rows
+
+
+def _make_step(task: Task, graph: Any, optimizer: Any, seed: int, whole: Any) -> Any:
+    keys = jax.random.key(seed)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+        def loss_fn(params: nnx.State) -> tuple[jax.Array, nnx.State]:
+            model = _merge(graph, params, state.batch_stats, "train")
+            loss = task.loss(model, batch, jax.random.fold_in(keys, state.step))
+            return loss, nnx.split(model, nnx.Param, ...)[2]
+
+        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, stats, opt_state), loss
+
+    # Pinned, or the compiler may choose to spread some of the state.
+    return jax.jit(step, donate_argnums=0, out_shardings=(whole, whole))
+
+
+def _compile(step: Any, *arguments: Any) -> tuple[Any, float]:
+    start = time.perf_counter()
+    compiled = step.lower(*arguments).compile()
+    return compiled, time.perf_counter() - start
+
+
+def _make_count(task: Task, graph: Any) -> Any:
+    return jax.jit(
+        lambda params, stats, batch: task.count(
+            _merge(graph, params, stats, "eval"), batch
+        )
+    )
+
+
+def _start(task: Task, optimizer: Any, seed: int) -> tuple[Any, TrainState]:
+    model = task.model(nnx.Rngs(seed))
+    graph, params, batch_stats = nnx.split(model, nnx.Param, ...)
+    step = jnp.zeros((), jnp.int32)
+    return graph, TrainState(step, params, batch_stats, optimizer.init(params))
+
+
+def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:
+    model = nnx.merge(graph, params, batch_stats, copy=True)
+    model.train() if mode == "train" else model.eval()
+    return model
+
+
+def _claim(config: Config, run: Run, steps: int) -> None:
+    """Notes in the folder which run it holds; refuses to go on with another."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    path = run.folder / "config.json"
+    mine = {
+        "optimizer": run.optimizer,
+        "seed": run.seed,
+        "steps": steps,
+        **config.to_dict(),
+    }
+    mine = json.loads(json.dumps(mine))
+    if not path.exists():
+        path.write_text(json.dumps(mine, indent=1) + "\n")
+        return
+    other = json.loads(path.read_text())
+    differing = [name for name in mine if mine[name] != other.get(name)]
+    if differing:
+        raise ValueError(
+            f"{run.folder} holds another run: {', '.join(differing)} differ. "
+            "Choose another folder with --out, or remove that one."
+        )
+
+
+def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
+    """Prints what is about to run, and keeps it in the folder."""
+    lines = [f"{run.optimizer}, seed {run.seed}, {steps} steps, in {run.folder}"]
+    lines += [f"  {name}: {_text(value)}" for name, value in built.settings.items()]
+    if built.describe_options is not None:
+        lines.append(str(describe(state.params, **built.describe_options)))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+    lines.append(f"optimizer state: {size / weights:.2f} times the parameters' bytes")
+    text = "\n".join(lines)
+    (run.folder / "start.txt").write_text(text + "\n")
+    tqdm.write(text)
+
+
+def _bar(description: str, first: int, steps: int) -> tqdm:
+    """Steps per second and the time left; rarer lines where it goes to a file."""
+    return tqdm(
+        total=steps,
+        initial=first,
+        unit="step",
+        desc=description,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+    )
+
+
+class _Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a flag; a second one is not held up."""
+
+    def __enter__(self) -> "_Interrupt":
+        self.asked = False
+        try:
+            signals = (signal.SIGINT, signal.SIGTERM)
+            self._before = {s: signal.signal(s, self._ask) for s in signals}
+        except ValueError:  # not in the main thread
+            self._before = {}
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        del frame
+        self.asked = True
+        signal.signal(number, self._before[number])
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(score: dict[str, float]) -> str:
+    return f"{next(iter(score.values())):.4f}"
+
+
+def _text(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return ", ".join(f"{name} {entry}" for name, entry in fields if entry)
+    return str(value)

@@ -1,0 +1,145 @@
+"""Optimizers by name, built from a configuration."""
+
+import importlib
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from examples.shared.config import Config, Schedule
+from jorge_optax import Composite, FromSGD, from_sgd
+
+SGD_SCHEDULE = "/sgd-schedule"
+FROM_SGD = ("shampoo", "jorge", "jorge-composite")
+OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
+
+
+class Built(NamedTuple):
+    """An optimizer, what it was built with, and its learning rate by step.
+
+    Where it has roots, `describe_options` are for `jorge_optax.describe`.
+    """
+
+    transformation: optax.GradientTransformation
+    settings: dict[str, Any]
+    learning_rate: optax.Schedule
+    describe_options: dict[str, Any] | None = None
+
+
+def check_name(name: str) -> None:
+    """Raises where there is no such optimizer."""
+    base = name.removesuffix(SGD_SCHEDULE)
+    if base not in OPTIMIZERS or (base != name and base not in FROM_SGD):
+        raise ValueError(
+            f"No optimizer {name!r}; there are {', '.join(OPTIMIZERS)}. Those that "
+            f"take their settings from SGD ({', '.join(FROM_SGD)}) keep SGD's schedule "
+            f"too with {SGD_SCHEDULE!r} after the name."
+        )
+
+
+def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Built:
+    """The optimizer of that name, for a run of so many steps.
+
+    `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
+    `jorge-composite` and `shampoo` (exact roots) have none: learning rate, decay and
+    step decay in thirds follow from SGD's. With "/sgd-schedule" after the name they
+    keep SGD's schedule.
+    """
+    check_name(name)
+    mask = None if config.decay_all else kernels
+    base = name.removesuffix(SGD_SCHEDULE)
+    options = None
+    if base == "sgd":
+        sgd = config.sgd
+        rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
+        settings = vars(sgd)
+        transformation = optax.chain(
+            optax.add_decayed_weights(sgd.weight_decay, mask),
+            optax.sgd(rate, sgd.momentum),
+        )
+    elif base == "adamw":
+        adamw = config.adamw
+        rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
+        settings = vars(adamw)
+        transformation = optax.adamw(
+            rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
+        )
+    else:
+        rules = derive(config, steps=steps, steps_per_epoch=steps_per_epoch)
+        rate = rules.schedule()
+        settings = rules.to_dict()
+        if name.endswith(SGD_SCHEDULE):
+            sgd = config.sgd
+            rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
+            settings = {**settings, "boundaries": "SGD's schedule"}
+        options = {} if base == "jorge" else {"refresh": _rule(base)}
+        transformation = rules.optimizer(
+            learning_rate=rate, weight_decay_mask=mask, **options
+        )
+    for part, factor in config.learning_rate_factors:
+        transformation = optax.chain(transformation, _scale_part(part, factor))
+    return Built(transformation, settings, rate, options)
+
+
+def derive(config: Config, *, steps: int, steps_per_epoch: int) -> FromSGD:
+    """Jorge's settings, by the paper's rules from SGD's."""
+    sgd = config.sgd
+    whole = config.epochs >= 3 and steps == config.epochs * steps_per_epoch
+    length: dict[str, int] = (
+        {"epochs": config.epochs, "steps_per_epoch": steps_per_epoch}
+        if whole
+        else {"total_steps": steps}
+    )
+    return from_sgd(
+        sgd.learning_rate,
+        sgd.momentum,
+        sgd.weight_decay,
+        **length,
+        warmup_steps=sgd.schedule.warmup_epochs * steps_per_epoch,
+        update_interval=config.update_interval,
+    )
+
+
+def schedule(
+    kind: Schedule, learning_rate: float, steps: int, steps_per_epoch: int
+) -> optax.Schedule:
+    """The learning rate by step; a warm-up counts as part of the run."""
+    if kind.kind == "cosine":
+        base = optax.cosine_decay_schedule(learning_rate, steps)
+    elif kind.kind == "polynomial":
+        base = optax.polynomial_schedule(learning_rate, 0.0, kind.power, steps)
+    elif kind.kind == "steps":
+        drops = {int(epoch * steps_per_epoch): 0.1 for epoch in kind.drops}
+        base = optax.piecewise_constant_schedule(learning_rate, drops)
+    else:
+        raise ValueError(
+            f"No schedule {kind.kind!r}; there are cosine, polynomial and steps."
+        )
+    warmup = kind.warmup_epochs * steps_per_epoch
+    if not warmup:
+        return base
+    return lambda count: base(count) * jax.numpy.minimum(1.0, (count + 1) / warmup)
+
+
+def kernels(params: optax.Params) -> optax.Params:
+    """A mask that leaves out biases and the scales of norms."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _rule(name: str) -> Any:
+    if name == "jorge-composite":
+        return Composite()
+    # The baseline of all studies; a fork that drops it drops `benchmarks` too.
+    return importlib.import_module("benchmarks.baselines.shampoo").ExactRoots()
+
+
+def _scale_part(part: str, factor: float) -> optax.GradientTransformation:
+    """Multiplies the steps of the parameters whose path has that part."""
+
+    def scale(path, step):
+        names = (str(getattr(key, "key", getattr(key, "name", key))) for key in path)
+        return factor * step if part in names else step
+
+    return optax.stateless(
+        lambda steps, params: jax.tree_util.tree_map_with_path(scale, steps)
+    )

@@ -1,0 +1,76 @@
+"""Configurations of full size take one real step, on few and small images."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from examples.classification import train as classification
+from examples.classification.configs import CONFIGS as CLASSIFICATION
+from examples.segmentation import scenes
+from examples.segmentation import train as segmentation
+from examples.segmentation.configs import CONFIGS as SEGMENTATION
+from examples.shared import devices, loop, optimizers
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """Two classes of ImageNet, four images of each."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in ("n01440764", "n01443537"):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(4):
+                pixels = rng.integers(0, 256, (40, 48, 3), np.uint8)
+                path = folder / split / name / f"{name}_{i}.JPEG"
+                Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """Eight scenes in COCO's layout."""
+    folder = tmp_path_factory.mktemp("coco")
+    for split in ("train", "val"):
+        made = scenes.Scenes("train" if split == "train" else "test", 8, size=96)
+        scenes.write_coco(made, folder, f"{split}2017")
+    return folder
+
+
+def one_step(module, config, folder):
+    """The loss of the first step, and the parameters before and after."""
+    config = dataclasses.replace(config, batch_size=4, image_size=32)
+    task = module.make_task(config, seed=0, folder=folder)
+    built = optimizers.build(
+        "jorge",
+        config,
+        steps=config.epochs * task.steps_per_epoch,
+        steps_per_epoch=task.steps_per_epoch,
+    )
+    graph, state = loop._start(task, built.transformation, seed=0)
+    before = jax.tree.map(np.asarray, state.params)
+    step = loop._make_step(task, graph, built.transformation, 0, devices.place(1).whole)
+    state, loss = step(state, next(task.train(0)))
+    return float(loss), before, state.params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "config", "folder"),
+    [
+        (classification, CLASSIFICATION["resnet50-256"], "imagenet"),
+        (classification, CLASSIFICATION["resnet50-1024"], "imagenet"),
+        (segmentation, SEGMENTATION["deeplabv3-64"], "coco"),
+    ],
+    ids=["resnet50-256", "resnet50-1024", "deeplabv3-64"],
+)
+def test_a_full_size_model_takes_a_step(module, config, folder, request):
+    folder = request.getfixturevalue(folder)
+    loss, before, after = one_step(module, config, folder)
+    assert np.isfinite(loss)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert np.isfinite(new).all()
+        assert not np.array_equal(old, new)

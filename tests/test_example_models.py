@@ -1,0 +1,358 @@
+"""The examples' models: sizes, shapes, batch norm, dropout, precision, start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from examples.classification import models as classification
+from examples.segmentation import models as segmentation
+from examples.shared.resnet import BasicBlock, Bottleneck, ResNet
+
+
+def build(module, name, **options):
+    """Makes a model of random kernels, quicker than its own start would compile."""
+    rng = np.random.default_rng(0)
+    model = shapes_of(module, name, **{"classes": 4, **options})
+
+    def value(path, shape):
+        if path[-1] == "kernel":
+            return rng.normal(size=shape) * (2 / np.prod(shape[:-1])) ** 0.5
+        return np.full(shape, path[-1] in ("scale", "var"))
+
+    flat = [
+        (path, variable.replace(jnp.asarray(value(path, variable.shape), jnp.float32)))
+        for path, variable in nnx.to_flat_state(nnx.state(model))
+    ]
+    nnx.update(model, nnx.from_flat_state(flat))
+    return model
+
+
+def shapes_of(module, name, **options):
+    """Makes a model without values."""
+    return nnx.eval_shape(lambda: module.make_model(name, rngs=nnx.Rngs(0), **options))
+
+
+def count(model):
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def output_shape(model, size, channels=3, call=lambda model, x: model(x)):
+    model.eval()
+    graph, state = nnx.split(model)
+    images = jax.ShapeDtypeStruct((2, *size, channels), jnp.float32)
+    outputs = jax.eval_shape(lambda s, x: call(nnx.merge(graph, s), x), state, images)
+    return jax.tree.map(lambda y: y.shape, outputs)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return build(classification, "resnet8-thin")
+
+
+@pytest.fixture(scope="module")
+def deeplab():
+    return build(segmentation, "deeplabv3-thin")
+
+
+# Sizes. The counts are torchvision's.
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "classes", "parameters"),
+    [
+        (classification, "resnet18", 1000, 11_689_512),
+        (classification, "resnet34", 1000, 21_797_672),
+        (classification, "resnet50", 1000, 25_557_032),
+        (segmentation, "deeplabv3-resnet50", 21, 42_004_074),
+    ],
+)
+def test_models_have_torchvisions_number_of_parameters(
+    module, name, classes, parameters
+):
+    assert count(shapes_of(module, name, classes=classes)) == parameters
+
+
+def test_cifar_resnets_have_the_number_of_parameters_of_their_layers():
+    def parameters(widths, blocks, classes):
+        total, inputs = 27 * widths[0] + 2 * widths[0], widths[0]
+        for width in widths:
+            total += 9 * inputs * width + 9 * width * width * (2 * blocks - 1)
+            total += 2 * width * 2 * blocks  # batch norms
+            total += (inputs * width + 2 * width) if inputs != width else 0
+            inputs = width
+        return total + (inputs + 1) * classes
+
+    for name, widths, blocks in [
+        ("resnet8", (16, 32, 64), 1),
+        ("resnet8-thin", (8, 16, 32), 1),
+        ("resnet20", (16, 32, 64), 3),
+    ]:
+        model = shapes_of(classification, name, classes=10)
+        assert count(model) == parameters(widths, blocks, 10), name
+
+
+@pytest.mark.parametrize("name", classification.MODELS)
+def test_classifiers_give_logits_of_each_class(name):
+    model = shapes_of(classification, name, classes=7, in_channels=1)
+    assert output_shape(model, (33, 40), channels=1) == (2, 7)
+
+
+@pytest.mark.parametrize("name", segmentation.MODELS)
+def test_segmentation_gives_logits_of_each_pixel(name):
+    model = shapes_of(segmentation, name, classes=7, in_channels=1)
+    expected = (2, 33, 40, 7)
+    assert output_shape(model, (33, 40), channels=1) == (expected, expected)
+
+
+def test_without_its_auxiliary_head_a_model_gives_none():
+    model = shapes_of(segmentation, "deeplabv3-thin", classes=7, aux=False)
+    assert output_shape(model, (33, 40)) == ((2, 33, 40, 7), None)
+
+
+@pytest.mark.parametrize("module", [classification, segmentation])
+def test_an_unknown_name_is_answered_with_those_there_are(module):
+    with pytest.raises(ValueError, match="'resnet51'; there are .*resnet18") as error:
+        module.make_model("resnet51", classes=2, rngs=nnx.Rngs(0))
+    assert all(name in str(error.value) for name in module.MODELS)
+
+
+# Dilation.
+
+
+def features(model, x):
+    return model.features(x)
+
+
+@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
+def test_dilated_stages_keep_the_resolution(block):
+    def sides(dilated):
+        model = nnx.eval_shape(
+            lambda: ResNet(
+                block,
+                (2, 2, 2, 2),
+                classes=None,
+                widths=(4, 4, 4, 4),
+                replace_stride_with_dilation=dilated,
+                rngs=nnx.Rngs(0),
+            )
+        )
+        return [shape[1] for shape in output_shape(model, (64, 64), call=features)]
+
+    assert sides(None) == [16, 8, 4, 2]
+    assert sides((False, False, True)) == [16, 8, 4, 4]
+    assert sides((False, True, True)) == [16, 8, 8, 8]
+
+
+def test_a_dilated_stage_begins_with_the_dilation_before_it():
+    model = shapes_of(segmentation, "deeplabv3-resnet50", classes=2).backbone
+    dilations = [
+        [block.conv2.kernel_dilation for block in layer]
+        for layer in (model.layer2, model.layer3, model.layer4)
+    ]
+    assert dilations == [[1] * 4, [1] + [2] * 5, [2, 4, 4]]
+    assert model.layer3[0].downsample.conv.strides == 1
+    assert model.layer2[0].downsample.conv.strides == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [("deeplabv3-resnet50", 8), ("deeplabv3-resnet18", 8), ("deeplabv3-thin", 4)],
+)
+def test_features_of_segmentation_have_the_stride_that_is_said(name, stride):
+    model = shapes_of(segmentation, name, classes=2).backbone
+    *_, middle, last = output_shape(model, (64, 64), call=features)
+    assert middle[1:3] == last[1:3] == (64 // stride, 64 // stride)
+
+
+# Batch norm, dropout, precision.
+
+
+def batch_stats(model):
+    return jax.tree.map(jnp.array, nnx.state(model, nnx.BatchStat))
+
+
+def equal(one, other):
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+@nnx.jit
+def call(model, images):
+    return model(images)
+
+
+def test_training_moves_the_statistics_and_evaluation_uses_them(resnet, images):
+    model = nnx.clone(resnet)
+    start = batch_stats(model)
+    model.eval()
+    fresh = call(model, images)
+    assert equal(batch_stats(model), start)
+    model.train()
+    trained = call(model, images)
+    moved = batch_stats(model)
+    leaves = zip(jax.tree.leaves(moved), jax.tree.leaves(start), strict=True)
+    assert not any(np.array_equal(new, old) for new, old in leaves)
+    model.eval()
+    first, second = call(model, images), call(model, images)
+    assert equal(batch_stats(model), moved)
+    np.testing.assert_array_equal(first, second)
+    assert not np.allclose(first, fresh, atol=1e-2)
+    assert not np.allclose(first, trained, atol=1e-2)
+    # In evaluation an image's logits are its own, in training the batch's.
+    np.testing.assert_allclose(call(model, images[:2]), first[:2], atol=1e-5)
+    model.train()
+    assert not np.allclose(call(model, images[:2]), trained[:2], atol=1e-2)
+
+
+def test_statistics_keep_nine_tenths(resnet, images):
+    model = nnx.clone(resnet)
+    model.train()
+    before = model.conv1(images)
+    call(model, images)
+    np.testing.assert_allclose(
+        model.bn1.mean[...], 0.1 * np.mean(before, axis=(0, 1, 2)), atol=1e-6
+    )
+    variance = np.var(before, axis=(0, 1, 2))
+    np.testing.assert_allclose(model.bn1.var[...], 0.9 + 0.1 * variance, rtol=1e-4)
+    assert not np.allclose(variance, 1, rtol=1e-2)
+
+
+def test_small_differences_between_images_are_not_lost(deeplab):
+    norm = nnx.clone(deeplab).classifier.aspp.pooling.bn
+    norm.train()
+    x = 100 + 0.1 * jax.random.normal(jax.random.key(0), (4, 1, 1, norm.num_features))
+    x64 = np.asarray(x, np.float64)
+    expected = (x64 - x64.mean(0)) / np.sqrt(x64.var(0) + 1e-5)
+    np.testing.assert_allclose(norm(x), expected, atol=1e-3)
+    norm.use_fast_variance = True
+    assert not np.allclose(norm(x), expected, atol=1e-3)
+
+
+@nnx.jit
+def gradients(model, images, key, aux_weight):
+    """Returns the gradients of a loss in training, and the logits."""
+
+    def loss(model):
+        logits, aux_logits = model(images, rngs=nnx.Rngs(dropout=key))
+        total = jnp.mean(logits**2) + aux_weight * jnp.mean(aux_logits**2)
+        return total, (logits, aux_logits)
+
+    model.train()
+    return nnx.grad(loss, has_aux=True)(model)
+
+
+def test_dropout_is_that_of_the_given_key(deeplab, images):
+    keys = [jax.random.fold_in(jax.random.key(0), step) for step in (3, 3, 4)]
+    once, again, other = (
+        gradients(nnx.clone(deeplab), images, key, 0.5)[1] for key in keys
+    )
+    for one, same, another in zip(once, again, other, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert not np.allclose(one, another, atol=1e-3)
+
+
+def test_only_training_needs_a_key(deeplab, images):
+    assert not jax.tree.leaves(nnx.state(deeplab, nnx.RngState))
+    model = nnx.clone(deeplab)
+    model.eval()
+    assert call(model, images)[0].shape == (4, 32, 32, 4)
+    model.train()
+    with pytest.raises(ValueError, match="no `rngs` argument"):
+        call(model, images)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(classification, "resnet8-thin"), (segmentation, "deeplabv3-thin")],
+)
+def test_bfloat16_computes_nearly_the_same_with_parameters_in_float32(
+    module, name, images
+):
+    exact, rough = build(module, name), build(module, name, dtype=jnp.bfloat16)
+    assert equal(nnx.state(exact), nnx.state(rough))
+    for model in (exact, rough):
+        model.set_attributes(deterministic=True, raise_if_not_found=False)
+    outputs, rough_outputs = call(exact, images), call(rough, images)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(rough)))
+    for y, z in zip(*map(jax.tree.leaves, (outputs, rough_outputs)), strict=True):
+        assert z.dtype == jnp.float32
+        error = np.abs(y - z).max() / np.abs(y).max()
+        assert 1e-4 < error < 0.1
+
+
+def test_evaluation_in_bfloat16_keeps_the_statistics_in_float32():
+    model = build(classification, "resnet8-thin", dtype=jnp.bfloat16)
+    model.eval()
+    # As bfloat16 the mean would be 256, and the output 1.
+    model.bn1.mean[...] = jnp.full((8,), 257.0, jnp.float32)
+    x = jnp.full((1, 1, 1, 8), 258.0, jnp.bfloat16)
+    y = model.bn1(x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), 1, atol=1e-2)
+
+
+# Gradients and the start.
+
+
+def test_gradients_reach_every_parameter(deeplab, images):
+    def unreached(aux_weight):
+        key = jax.random.key(1)
+        grads, _ = gradients(nnx.clone(deeplab), images, key, aux_weight)
+        grads = nnx.to_flat_state(grads)
+        assert len(grads) == len(jax.tree.leaves(nnx.state(deeplab, nnx.Param)))
+        return {path[0] for path, leaf in grads if not np.any(leaf[...])}
+
+    assert unreached(0.5) == set()
+    assert unreached(0.0) == {"aux_classifier"}
+
+
+def spread(parameter):
+    return float(jnp.std(parameter[...])), float(jnp.abs(parameter[...]).max())
+
+
+@pytest.fixture(scope="module")
+def started():
+    """One stage of width 64, with torch's start as the models have it."""
+    return ResNet(
+        BasicBlock, (1,), widths=(64,), stem="cifar", classes=1000, rngs=nnx.Rngs(0)
+    )
+
+
+def test_backbones_start_he_normal(started):
+    for conv, outputs in ((started.conv1, 64), (started.layer1[0].conv2, 64)):
+        std, largest = spread(conv.kernel)
+        assert std == pytest.approx((2 / (9 * outputs)) ** 0.5, rel=0.03)
+        assert largest > 3 * std
+    assert not np.array_equal(
+        started.layer1[0].conv1.kernel[...], started.layer1[0].conv2.kernel[...]
+    )
+
+
+def test_fully_connected_layers_start_as_in_torch(started):
+    for parameter in (started.fc.kernel, started.fc.bias):
+        std, largest = spread(parameter)
+        assert std == pytest.approx(1 / (3 * 64) ** 0.5, rel=0.05)
+        assert 0.99 / 8 < largest <= 1 / 8
+
+
+def test_heads_start_as_in_torch():
+    head = segmentation.FCNHead(256, 1000, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    aspp = segmentation.ASPP(64, 16, (1, 2), dtype=jnp.float32, rngs=nnx.Rngs(0))
+    for parameter, fan_in in (
+        (head.hidden.conv.kernel, 9 * 256),
+        (head.logits.kernel, 64),
+        (head.logits.bias, 64),
+        (aspp.convs[0].conv.kernel, 64),
+        (aspp.convs[2].conv.kernel, 9 * 64),
+        (aspp.pooling.conv.kernel, 64),
+        (aspp.project.conv.kernel, 4 * 16),
+    ):
+        std, largest = spread(parameter)
+        assert std == pytest.approx((3 * fan_in) ** -0.5, rel=0.06)
+        assert 0.98 * fan_in**-0.5 < largest <= fan_in**-0.5

@@ -1,0 +1,118 @@
+"""The scenes of digits."""
+
+import numpy as np
+import pytest
+
+from examples.digits import data as digits
+from examples.segmentation import input_pipeline
+from examples.segmentation.scenes import Scenes, bounding_box
+from examples.shared.data import eval_batches, train_batches
+
+
+def same(one, other):
+    return all(np.array_equal(one[key], other[key]) for key in ("image", "label"))
+
+
+def test_a_scene_depends_on_seed_split_and_number_alone():
+    scenes = Scenes("train", 10, seed=1)
+    fourth = scenes[4]
+    for other in (Scenes("train", 5, seed=1), scenes):
+        assert same(other[4], fourth)
+    for other in (scenes[5], Scenes("train", 10)[4], Scenes("test", 10, seed=1)[4]):
+        assert not same(other, fourth)
+
+
+@pytest.mark.parametrize("size", [32, 64, 96])
+def test_scenes_have_two_to_six_digits_and_their_masks(size):
+    scenes = Scenes("test", 40, size=size)
+    counts, classes = set(), set()
+    for number in range(len(scenes)):
+        example, scene = scenes[number], scenes.scene(number)
+        assert example["image"].shape == (size, size, 3)
+        assert example["image"].dtype == np.uint8
+        assert example["label"].shape == (size, size)
+        np.testing.assert_array_equal(
+            example["label"] > 0, scene.masks.sum(axis=0) == 1
+        )
+        assert scene.masks.sum(axis=0).max() == 1
+        assert scene.masks.any(axis=(1, 2)).all()
+        for mask, digit in zip(scene.masks, scene.digits, strict=True):
+            assert set(example["label"][mask]) == {digit + 1}
+        counts.add(len(scene.digits))
+        classes |= set(np.unique(example["label"]))
+    assert max(counts) == 6
+    assert min(counts) <= 2
+    assert classes == set(range(11))
+
+
+def test_digits_to_train_on_and_to_test_on_stay_apart(monkeypatch):
+    data = digits.load()
+    threes, sevens = data.train_labels == 3, data.test_labels == 7
+    fewer = digits.Digits(
+        data.train_images[threes],
+        data.train_labels[threes],
+        data.test_images[sevens],
+        data.test_labels[sevens],
+    )
+    monkeypatch.setattr(digits, "load", lambda: fewer)
+    for split, digit in (("train", 3), ("test", 7)):
+        scenes = Scenes(split, 5)
+        found = np.concatenate([scenes.scene(i).digits for i in range(5)])
+        assert set(found) == {digit}
+
+
+def test_splits_have_other_scenes_even_of_the_same_digits(monkeypatch):
+    data = digits.load()
+    images, labels = data.train_images, data.train_labels
+    monkeypatch.setattr(digits, "load", lambda: digits.Digits(*2 * (images, labels)))
+    assert same(Scenes("train", 1)[0], Scenes("train", 1)[0])
+    assert not same(Scenes("train", 1)[0], Scenes("test", 1)[0])
+
+
+def test_a_net_sees_where_the_ink_is():
+    # A digit's pixels are nearer to its own colour than the ground around it.
+    scenes = Scenes("train", 20)
+    contrasts = []
+    for number in range(20):
+        scene = scenes.scene(number)
+        for mask in scene.masks:
+            if mask.sum() > 20:
+                left, top, width, height = bounding_box(mask)
+                window = (slice(top, top + height), slice(left, left + width))
+                pixels, ink = scene.image[window].astype(float), mask[window]
+                color = np.median(pixels[ink], axis=0)
+                distance = np.abs(pixels - color).mean(axis=-1)
+                contrasts.append(distance[~ink].mean() - distance[ink].mean())
+    assert len(contrasts) > 40
+    assert np.quantile(contrasts, 0.1) > 20
+
+
+def test_scenes_outside_of_the_limits_are_refused():
+    for size in (31, 97):
+        with pytest.raises(ValueError, match=f"from 32 to 96, not {size}"):
+            Scenes("train", 1, size=size)
+    with pytest.raises(IndexError, match="No scene 3 among 3"):
+        Scenes("train", 3)[3]
+
+
+def test_scenes_are_loaded_as_a_data_set():
+    data = input_pipeline.load("scenes", train_examples=9, test_examples=3)
+    assert (len(data.train), len(data.test)) == (9, 3)
+    assert (data.classes, data.shape) == (11, (64, 64, 3))
+    batch = next(train_batches(data.train, data.augment, batch_size=4, seed=0))
+    assert batch["image"].shape == (4, 64, 64, 3)
+    assert batch["image"].dtype == np.float32
+    assert batch["label"].shape == (4, 64, 64)
+    assert batch["label"].dtype == np.int32
+    example = data.train[2]
+    colors = {
+        data.augment(example, np.random.default_rng(seed))["image"].tobytes()
+        for seed in range(40)
+    }
+    assert len(colors) == 6
+    (batch,) = eval_batches(data.test, data.prepare, batch_size=4)
+    np.testing.assert_array_equal(batch["label"][2], data.test[2]["label"])
+    assert (batch["label"][3] == -1).all()
+    assert len(input_pipeline.load("scenes").train) == 4000
+    with pytest.raises(ValueError, match="scenes and coco, got 'voc'"):
+        input_pipeline.load("voc")

@@ -1,0 +1,328 @@
+"""COCO for segmentation: its format, written and read."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from examples.segmentation import coco, input_pipeline
+from examples.segmentation.scenes import (
+    Scenes,
+    run_lengths,
+    write_coco,
+)
+from examples.shared.data import eval_batches, train_batches
+
+# pycocotools 2.0 under NumPy 2.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+)
+
+ALL_DIGITS = tuple(range(11))  # categories of scenes: the background, 1 to 10
+
+
+# COCO's format.
+
+
+@pytest.mark.parametrize("corner", [False, True])
+def test_run_lengths_are_those_of_pycocotools(corner):
+    mask = np.random.default_rng(0).random((7, 5)) < 0.4
+    mask[0, 0] = corner
+    encoded = {"size": [7, 5], "counts": run_lengths(mask)}
+    decoded = coco_mask.decode(coco_mask.frPyObjects(encoded, 7, 5))
+    np.testing.assert_array_equal(decoded, mask)
+    assert not np.array_equal(decoded, mask[::-1])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder of COCO's layout with scenes; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("coco")
+    write_coco(Scenes("train", 6, size=96), folder, "train2017")
+    write_coco(Scenes("test", 4, size=96), folder, "val2017")
+    return folder
+
+
+@pytest.mark.usefixtures("capsys")
+def test_pycocotools_reads_written_scenes(written):
+    api = COCO(written / "annotations" / "instances_val2017.json")
+    scenes = Scenes("test", 4, size=96)
+    assert sorted(api.imgs) == [1, 2, 3, 4]
+    assert [c["name"] for c in api.cats.values()] == list("0123456789")
+    for key in api.imgs:
+        scene = scenes.scene(key - 1)
+        annotations = api.imgToAnns[key]
+        for annotation, mask, digit in zip(
+            annotations, scene.masks, scene.digits, strict=True
+        ):
+            assert annotation["category_id"] == digit + 1
+            assert annotation["iscrowd"] == 0
+            np.testing.assert_array_equal(api.annToMask(annotation), mask)
+            encoded = api.annToRLE(annotation)
+            assert annotation["area"] == coco_mask.area(encoded)
+            assert annotation["bbox"] == coco_mask.toBbox(encoded).tolist()
+
+
+def test_written_scenes_are_read_as_they_were(written):
+    split = coco.CocoMasks(written, "train2017", ALL_DIGITS)
+    scenes = Scenes("train", 6, size=96)
+    assert len(split) == 6
+    for number in range(6):
+        read, made = split[number], scenes[number]
+        np.testing.assert_array_equal(read["label"], made["label"])
+        assert not np.array_equal(read["label"], scenes[(number + 1) % 6]["label"])
+        difference = np.abs(read["image"].astype(int) - made["image"]).mean()
+        assert difference < 8  # JPEG
+
+
+def test_categories_become_vocs_classes(written):
+    voc = coco.CocoMasks(written, "train2017")
+    every = coco.CocoMasks(written, "train2017", ALL_DIGITS)
+    classes = {1: 15, 2: 2, 3: 7, 4: 14, 5: 1, 6: 6, 7: 19, 9: 4}
+    table = np.array([classes.get(category, 0) for category in ALL_DIGITS])
+    for number in range(6):
+        expected = table[every[number]["label"]]
+        np.testing.assert_array_equal(voc[number]["label"], expected)
+    assert not np.array_equal(voc[0]["label"], every[0]["label"])
+    assert len(coco.VOC_CATEGORIES) == 21
+
+
+def test_coco_is_loaded_as_a_data_set(written):
+    data = input_pipeline.load("coco", written, image_size=48)
+    assert (data.classes, data.shape) == (21, (48, 48, 3))
+    assert len(data.test) == 4
+    batch = next(train_batches(data.train, data.augment, batch_size=3, seed=0))
+    assert batch["image"].shape == (3, 48, 48, 3)
+    assert batch["label"].shape == (3, 48, 48)
+    (batch,) = eval_batches(data.test, data.prepare, batch_size=4)
+    assert batch["image"].shape == (4, 80, 80, 3)
+    assert batch["label"].dtype == np.int32
+    fewer = input_pipeline.load("coco", written, train_examples=1, test_examples=2)
+    assert (len(fewer.train), len(fewer.test)) == (1, 2)
+    assert fewer.shape == (480, 480, 3)
+    assert fewer.prepare(fewer.test[0])["image"].shape == (800, 800, 3)
+
+
+# Annotations made by hand: an image 60 wide and 50 high.
+
+
+def square(left, top, side):
+    """A polygon around side x side pixels."""
+    right, bottom = left + side, top + side
+    return [[left, top, right, top, right, bottom, left, bottom]]
+
+
+def annotation(segmentation, category=1, *, image=7, area=0, crowd=0):
+    return {
+        "image_id": image,
+        "category_id": category,
+        "segmentation": segmentation,
+        "area": area,
+        "iscrowd": crowd,
+    }
+
+
+def picture(key=7):
+    return {"id": key, "file_name": f"{key:012}.jpg", "height": 50, "width": 60}
+
+
+@pytest.fixture
+def make_split(tmp_path):
+    """Writes annotations and gray images in COCO's layout and opens them."""
+
+    def make(annotations, pictures=None, **options):
+        pictures = [picture()] if pictures is None else pictures
+        for folder in ("annotations", "val2017"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        for entry in pictures:
+            path = tmp_path / "val2017" / entry["file_name"]
+            Image.new("RGB", (60, 50), "gray").save(path)
+        path = tmp_path / "annotations" / "instances_val2017.json"
+        path.write_text(json.dumps({"images": pictures, "annotations": annotations}))
+        return coco.CocoMasks(tmp_path, "val2017", **options)
+
+    return make
+
+
+def test_polygons_and_both_kinds_of_rle_are_read(make_split):
+    mask = np.zeros((50, 60), np.uint8, order="F")
+    mask[30:40, 5:25] = 1
+    compressed = coco_mask.encode(mask)
+    compressed["counts"] = compressed["counts"].decode()
+    runs = {"size": [50, 60], "counts": run_lengths(mask[:, ::-1].astype(bool))}
+    two_parts = square(4, 6, 10) + square(44, 6, 5)
+    split = make_split(
+        [annotation(two_parts, 5), annotation(compressed, 2), annotation(runs, 16)]
+    )
+    expected = np.zeros((50, 60), int)
+    expected[6:16, 4:14] = expected[6:11, 44:49] = 1
+    expected[30:40, 5:25] = 2
+    expected[30:40, 35:55] = 3
+    np.testing.assert_array_equal(split[0]["label"], expected)
+    assert not np.array_equal(split[0]["label"], expected[::-1])
+
+
+def test_pixels_of_two_instances_are_ignored(make_split):
+    split = make_split([annotation(square(0, 0, 20)), annotation(square(10, 0, 20), 5)])
+    label = split[0]["label"]
+    assert (label[:20, :10] == 15).all()
+    assert (label[:20, 10:20] == -1).all()
+    assert (label[:20, 20:30] == 1).all()
+    assert (label[20:] == 0).all()
+
+
+def test_images_with_little_to_learn_are_left_out(make_split):
+    pictures = [picture(key) for key in range(1, 7)]
+    annotations = [
+        annotation(square(0, 0, 40), image=1, area=1600),
+        annotation(square(0, 0, 10), image=2, area=100),
+        annotation(square(0, 0, 40), image=3, area=1600, crowd=1),
+        annotation(square(0, 0, 40), 90, image=4, area=1600),
+        annotation(square(0, 0, 25), image=5, area=625),
+        annotation(square(30, 0, 25), 5, image=5, area=625),
+    ]
+    split = make_split(annotations, pictures, minimum_area=coco.MINIMUM_AREA)
+    assert len(split) == 2
+    assert set(np.unique(split[0]["label"])) == {0, 15}
+    assert set(np.unique(split[1]["label"])) == {0, 1, 15}
+    every = make_split(annotations, pictures)
+    assert len(every) == 6
+    assert set(np.unique(every[2]["label"])) == {0, 15}  # the crowd
+    assert set(np.unique(every[3]["label"])) == {0}
+    with pytest.raises(ValueError, match="leaves no image with more than 9999"):
+        make_split(annotations, pictures, minimum_area=9999)
+
+
+@pytest.fixture
+def transforms(written):
+    """`augment` and `prepare` at size 48: base 52, evaluated at 80."""
+    data = coco.load(written, 48)
+    return data.augment, data.prepare
+
+
+def white_disc(height, width):
+    """An image that is white where its label is 1."""
+    y, x = np.mgrid[:height, :width]
+    disc = np.hypot(y - 0.3 * height, x - 0.7 * width) < 0.25 * min(height, width)
+    return {"image": np.repeat(255 * disc[..., None], 3, -1).astype(np.uint8), "label": disc.astype(np.int32)}  # fmt: skip # noqa: E501
+
+
+def test_augmentation_keeps_images_and_masks_together(transforms):
+    augment, _ = transforms
+    example = white_disc(90, 120)
+    shares, sides, padded = [], [], 0
+    for seed in range(60):
+        result = augment(example, np.random.default_rng(seed))
+        image, label = result["image"], result["label"]
+        assert image.shape == (48, 48, 3)
+        assert image.dtype == np.float32
+        assert label.shape == (48, 48)
+        assert set(np.unique(label)) <= {-1, 0, 1}
+        white = image[..., 0] > 0.1  # half of the way from black to white
+        known = label >= 0
+        assert (white == (label == 1))[known].mean() > 0.96
+        assert (image[~known] == 0).all()
+        padded += bool((~known).any())
+        shares.append((label == 1).mean())
+        if (label == 1).any():
+            sides.append(np.nonzero(label == 1)[1].mean() < 24)
+    assert 5 < padded < 55
+    assert max(shares) > 4 * min(shares)
+    assert 5 < sum(sides) < len(sides) - 5  # some are flipped
+
+
+@pytest.mark.parametrize(
+    ("shape", "scaled"),
+    [((60, 60), (52, 52)), ((100, 150), (52, 78)), ((100, 300), (27, 80))],
+)
+def test_evaluation_scales_and_fills_up_to_a_square(transforms, shape, scaled):
+    _, prepare = transforms
+    result = prepare(white_disc(*shape))
+    assert result["image"].shape == (80, 80, 3)
+    known = result["label"] >= 0
+    assert known[: scaled[0], : scaled[1]].all()
+    assert known.sum() == np.prod(scaled)
+    assert (result["image"][~known] == 0).all()
+    agree = (result["image"][..., 0] > 0.1) == (result["label"] == 1)
+    assert agree[known].mean() > 0.96
+
+
+# Errors.
+
+
+def test_annotations_that_lack_something_are_named(make_split, tmp_path):
+    whole = annotation(square(0, 0, 20))
+    assert len(make_split([whole])) == 1
+    for key in whole:
+        short = {name: value for name, value in whole.items() if name != key}
+        with pytest.raises(ValueError, match=f"val2017.json lacks the key '{key}'"):
+            make_split([short])
+    for key in ("id", "height"):
+        short = {name: value for name, value in picture().items() if name != key}
+        with pytest.raises(ValueError, match=f"val2017.json lacks the key '{key}'"):
+            make_split([whole], [short])
+    with pytest.raises(ValueError, match=r"annotation of image 8, which it does not"):
+        make_split([annotation(square(0, 0, 20), image=8)])
+    path = tmp_path / "annotations" / "instances_val2017.json"
+    for content, message in (
+        ("{}", "lacks the key 'images'"),
+        ("[]", "not laid out as COCO's"),
+        (path.read_text()[:-9], "is no JSON, or truncated"),
+        ("\xff", "is no JSON, or truncated"),
+    ):
+        path.write_text(content, encoding="latin-1")
+        with pytest.raises(ValueError, match=message) as error:
+            coco.CocoMasks(tmp_path, "val2017")
+        assert path.name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [],
+        [[]],
+        [[1, 2]],
+        {"size": [50, 60]},
+        {"size": [60, 50], "counts": [0, 3000]},
+        "text",
+    ],
+)
+def test_segmentations_that_cannot_be_read_are_named(make_split, segmentation):
+    split = make_split([annotation(segmentation)])
+    with pytest.raises(
+        ValueError, match=r"val2017\.json has a segmentation of image 7"
+    ):
+        split[0]
+
+
+def test_images_that_are_missing_or_broken_are_named(make_split, tmp_path):
+    split = make_split([annotation(square(0, 0, 20))])
+    path = tmp_path / "val2017" / "000000000007.jpg"
+    whole = path.read_bytes()
+    assert split[0]["image"].shape == (50, 60, 3)
+    path.write_bytes(whole[:-30])
+    with pytest.raises(ValueError, match=r"000000000007\.jpg will not decode"):
+        split[0]
+    Image.new("RGB", (50, 60)).save(path)
+    with pytest.raises(ValueError, match=r"7\.jpg is 50x60, but .*json says 60x50"):
+        split[0]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"7\.jpg is missing, which .*json"):
+        coco.CocoMasks(tmp_path, "val2017")
+    path.parent.rmdir()
+    with pytest.raises(FileNotFoundError, match=r"val2017 is missing: unpack COCO"):
+        coco.CocoMasks(tmp_path, "val2017")
+    with pytest.raises(FileNotFoundError, match=r"train2017\.json is missing: unpack"):
+        input_pipeline.load("coco", tmp_path)
+    with pytest.raises(FileNotFoundError, match="COCO needs the folder"):
+        input_pipeline.load("coco")
+
+
+def test_without_pycocotools_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    with pytest.raises(ImportError, match="pip install pycocotools"):
+        coco.rasterize(square(0, 0, 20), 50, 60)
