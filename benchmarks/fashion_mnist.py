@@ -1,34 +1,17 @@
 """Fashion-MNIST from Debian's package dataset-fashion-mnist, and a small MLP on it."""
 
-import gzip
-import os
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-FOLDER = pathlib.Path(
-    os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist")
-)
+from examples.shared import files
 
 
 def load(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images as [n, 784] in [0, 1] and labels of the split "train" or "t10k"."""
-    try:
-        files = [
-            gzip.decompress((FOLDER / f"{split}-{kind}-ubyte.gz").read_bytes())
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{error.filename} is missing: install Debian's package "
-            "dataset-fashion-mnist, or let FASHION_MNIST name the folder with the "
-            "four idx files of the original data set."
-        ) from error
-    images, labels = (np.frombuffer(data, np.uint8) for data in files)
-    return images[16:].reshape(-1, 784).astype(np.float32) / 255, labels[8:]
+    """Images as [n, 784] in [0, 1] and labels of the split "train" or "test"."""
+    images, labels = files.read_fashion_mnist(split)
+    return images.reshape(-1, 784).astype(np.float32) / 255, labels
 
 
 def init_mlp(seed: int, widths=(784, 512, 512, 10)) -> dict:

@@ -35,7 +35,7 @@ from examples.shared.loop import train
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 MIDDLES = {
     "classification": {"sgd": 0.1, "adamw": 5e-3},
-    "segmentation": {"sgd": 0.5, "adamw": 5e-3},
+    "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
 NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
 SCHEDULES = ("jorge/sgd-schedule", "jorge-composite/sgd-schedule")

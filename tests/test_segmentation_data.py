@@ -186,12 +186,12 @@ def test_images_with_little_to_learn_are_left_out(make_split):
         annotation(square(30, 0, 25), 5, image=5, area=625),
     ]
     split = make_split(annotations, pictures, minimum_area=coco.MINIMUM_AREA)
-    assert len(split) == 2
+    assert len(split) == 3
     assert set(np.unique(split[0]["label"])) == {0, 15}
-    assert set(np.unique(split[1]["label"])) == {0, 1, 15}
+    assert set(np.unique(split[1]["label"])) == {0, 15}  # the crowd
+    assert set(np.unique(split[2]["label"])) == {0, 1, 15}
     every = make_split(annotations, pictures)
     assert len(every) == 6
-    assert set(np.unique(every[2]["label"])) == {0, 15}  # the crowd
     assert set(np.unique(every[3]["label"])) == {0}
     with pytest.raises(ValueError, match="leaves no image with more than 9999"):
         make_split(annotations, pictures, minimum_area=9999)

@@ -15,7 +15,7 @@ STEPS, BATCH = 400, 256
 
 def mlp() -> Problem:
     """784-256-256-10, ReLU; cross-entropy; accuracy on the 10,000 test images."""
-    images, labels = (jnp.asarray(array) for array in _load("t10k"))
+    images, labels = (jnp.asarray(array) for array in _load("test"))
     return Problem(
         name="mlp",
         steps=STEPS,
@@ -35,7 +35,7 @@ def autoencoder() -> Problem:
 
     Held out are 2,000 of the test images.
     """
-    images = jnp.asarray(_load("t10k")[0][:2000])
+    images = jnp.asarray(_load("test")[0][:2000])
     widths = (784, 256, 64, 16, 64, 256, 784)
     return Problem(
         name="autoencoder",

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.problems import cifar10
 from benchmarks.problems.problem import Problem
+from examples.shared import files
 
 STEPS, BATCH, SIDE, HELD_OUT = 300, 128, 16, 2000
 WIDTHS = (8, 16, 32)  # of the blocks; each but the first halves the sides
@@ -115,7 +115,7 @@ def _batch_norm(x, params: dict, state: dict, *, train: bool):
 @functools.cache
 def _load(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images of SIDE x SIDE, in about [-2, 2], and labels."""
-    images, labels = cifar10.load(split)
+    images, labels = files.read_cifar10(split)
     parts = images.reshape(-1, SIDE, 32 // SIDE, SIDE, 32 // SIDE, 3)
     means = parts.mean((2, 4), dtype=np.float32)
     return (means - 120) / 60, labels

@@ -35,7 +35,7 @@ CONFIGS = {
         dataset="cifar10",
         model="resnet8-thin",
         batch_size=128,
-        epochs=5,
+        epochs=4,
         sgd=SGD(0.1, 5e-4, Schedule("cosine")),
         adamw=AdamW(0.005, 0.01),
         eval_every=20,
@@ -54,6 +54,7 @@ CONFIGS = {
         update_interval=2,
         eval_every=5004,
         decay_all=True,
+        threads=16,
     ),
     "resnet50-1024": Config(
         dataset="imagenet",
@@ -65,5 +66,6 @@ CONFIGS = {
         update_interval=50,
         eval_every=1251,
         decay_all=True,
+        threads=16,
     ),
 }

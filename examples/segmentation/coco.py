@@ -38,7 +38,7 @@ class CocoMasks:
           categories: The ids to keep; an id's place is its class, the first is the
             background's.
           minimum_area: Images are kept that have more annotated pixels of these
-            categories, not counting crowds.
+            categories, crowds included, as in torchvision's reference.
         """
         self._json = folder / "annotations" / f"instances_{name}.json"
         self._folder = folder / name
@@ -47,14 +47,14 @@ class CocoMasks:
         areas = collections.Counter()
         self._instances = collections.defaultdict(list)
         for annotation in annotations:
-            picture, category, crowd, area, segmentation = annotation
+            picture, category, area, segmentation = annotation
             if picture not in pictures:
                 raise ValueError(
                     f"{self._json} has an annotation of image {picture}, which it does "
                     "not list: fetch it again."
                 )
             if category in classes:
-                areas[picture] += 0 if crowd else area
+                areas[picture] += area
                 self._instances[picture].append((classes[category], segmentation))
         self._pictures = [
             (key, *picture)
@@ -115,7 +115,7 @@ def _read(path: pathlib.Path) -> tuple[dict[int, tuple], list[tuple]]:
             picture["id"]: (picture["file_name"], picture["height"], picture["width"])
             for picture in content["images"]
         }
-        keys = ("image_id", "category_id", "iscrowd", "area", "segmentation")
+        keys = ("image_id", "category_id", "area", "segmentation")
         annotations = [
             tuple(annotation[key] for key in keys)
             for annotation in content["annotations"]

@@ -6,12 +6,13 @@ CONFIGS = {
     "scenes": Config(
         dataset="scenes",
         model="deeplabv3-thin",
-        batch_size=16,
+        batch_size=8,
         epochs=4,
-        sgd=SGD(0.5, 1e-4, Schedule("polynomial")),
+        sgd=SGD(0.2, 1e-4, Schedule("polynomial")),
         adamw=AdamW(0.005, 0.01),
         eval_every=20,
-        checkpoint_every=200,
+        checkpoint_every=400,
+        image_size=48,
         test_examples=208,
     ),
     # torchvision's reference and the paper's tables of hyperparameters.
@@ -25,6 +26,7 @@ CONFIGS = {
         update_interval=4,
         eval_every=1445,
         decay_all=True,
+        threads=16,
         learning_rate_factors=(("aux_classifier", 10.0),),
     ),
 }

@@ -49,11 +49,15 @@ def make_task(config: Config, *, seed: int, folder: pathlib.Path | None = None) 
             batch_size=config.batch_size,
             seed=seed,
             first_step=first_step,
+            threads=config.threads,
         )
 
     def test() -> Any:
         return data.eval_batches(
-            source.test, source.prepare, batch_size=config.batch_size
+            source.test,
+            source.prepare,
+            batch_size=config.batch_size,
+            threads=config.threads,
         )
 
     def finish(model: Any, place: pathlib.Path) -> None:

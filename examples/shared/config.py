@@ -69,6 +69,7 @@ class Config:
       learning_rate_factors: part of a parameter's path -> factor on its learning rate.
       bf16: whether to compute in bfloat16 (parameters stay float32).
       pretrained: file with torchvision's weights of the backbone.
+      threads: that read and augment images.
     """
 
     dataset: str
@@ -87,6 +88,7 @@ class Config:
     learning_rate_factors: tuple[tuple[str, float], ...] = ()
     bf16: bool = False
     pretrained: str | None = None
+    threads: int = 2
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
