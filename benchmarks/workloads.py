@@ -6,7 +6,7 @@ own schedule?
 Method: the examples as a user runs them (`examples.classification`, configuration
 cifar10-16px; `examples.segmentation`, configuration scenes). SGD and AdamW are tuned on
 one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more where the
-best is at the edge, then as many for the other; SGD's schedule is a cosine or a
+best is at the edge, and as many for the other; SGD's schedule is a cosine or a
 polynomial, as in the references. What they found is in the configurations. Jorge and
 Shampoo are not tuned. Then three other seeds; for each seed all start from the same
 parameters and see the same batches. The target is 0.99 of the mean of SGD's final
@@ -84,22 +84,46 @@ class Workload:
                 tuning_seed=TUNING_SEED,
             )
 
-    def tune(self, name: str) -> None:
-        """Learning rates around the middle, and beyond a best one at the edge."""
-        middle = _rung(MIDDLES[self.name][name])
-        rungs = set(range(middle - 2, middle + 3))
+    def tune(self) -> None:
+        """Rates around a middle, beyond a best one at the edge, equally many for both.
+
+        Both go on together until neither has its best at an edge.
+        """
+        tried = {
+            name: {_rung(middle) + offset for offset in range(-2, 3)}
+            for name, middle in MIDDLES[self.name].items()
+        }
         while True:
-            for rung in sorted(rungs):
-                old = getattr(self.config, name)
-                new = dataclasses.replace(old, learning_rate=_rate(rung))
-                config = dataclasses.replace(self.config, **{name: new})
-                self.run("tune", name, TUNING_SEED, config)
-            best = max(self._tuned(name), key=lambda row: row["final"] or -math.inf)
-            rung = _rung(best["learning_rate"])
-            if min(rungs) < rung < max(rungs):
-                print(self.name, name, "best at", best["learning_rate"])
+            for name, rungs in tried.items():
+                for rung in sorted(rungs):
+                    self._try(name, _rate(rung))
+            most = max(map(len, tried.values()))
+            settled = True
+            for name, rungs in tried.items():
+                rung = _rung(self._best(name))
+                if rung == min(rungs):
+                    rungs.add(rung - 1)
+                elif rung == max(rungs):
+                    rungs.add(rung + 1)
+                elif len(rungs) < most:
+                    rungs.add(max(rungs) + 1)
+                else:
+                    continue
+                settled = False
+            if settled:
                 return
-            rungs |= {rung - 1, rung + 1}
+
+    def _try(self, name: str, rate: float) -> None:
+        settings = dataclasses.replace(getattr(self.config, name), learning_rate=rate)
+        config = dataclasses.replace(self.config, **{name: settings})
+        self.run("tune", name, TUNING_SEED, config)
+
+    def _best(self, name: str) -> float:
+        key = {"stage": "tune", "optimizer": name}
+        runs = [row for row in self.rows() if key.items() <= row.items()]
+        best = max(runs, key=lambda row: row["final"] or -math.inf)
+        print(self.name, name, "best at", best["learning_rate"])
+        return best["learning_rate"]
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is."""
@@ -107,10 +131,6 @@ class Workload:
             return results.read(f"workload_{self.name}")["rows"]
         except FileNotFoundError:
             return []
-
-    def _tuned(self, name: str) -> list[dict[str, Any]]:
-        key = {"stage": "tune", "optimizer": name}
-        return [row for row in self.rows() if key.items() <= row.items()]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -121,14 +141,13 @@ def main() -> None:
     """Tunes or runs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--tune", nargs="*", metavar="NAME", help="sgd, adamw")
+    parser.add_argument("--tune", action="store_true", help="choose learning rates")
     parser.add_argument("--final", nargs="*", metavar="NAME", help="optimizers")
     parser.add_argument("--folder", type=pathlib.Path, default="runs/workloads")
     arguments = parser.parse_args()
     workload = Workload(arguments.workload, arguments.folder)
-    if arguments.tune is not None:
-        for name in arguments.tune or ("sgd", "adamw"):
-            workload.tune(name)
+    if arguments.tune:
+        workload.tune()
     if arguments.final is not None:
         for seed in SEEDS:
             for name in arguments.final or (*NAMES, *SCHEDULES):

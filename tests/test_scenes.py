@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from examples.digits import data as digits
 from examples.segmentation import input_pipeline
 from examples.segmentation.scenes import Scenes, bounding_box
+from examples.shared import digits
 from examples.shared.data import eval_batches, train_batches
 
 

@@ -30,14 +30,15 @@ CONFIGS = {
         adamw=AdamW(0.003, 0.01),
         eval_every=390,
     ),
-    # Small enough for two CPU cores: images halved to 16 x 16, a thin network.
+    # Small enough for two CPU cores: images halved to 16 x 16, a thin network. Learning
+    # rates tuned by `python -m benchmarks.workloads classification --tune`.
     "cifar10-16px": Config(
         dataset="cifar10",
         model="resnet8-thin",
         batch_size=128,
         epochs=4,
-        sgd=SGD(0.1, 5e-4, Schedule("cosine")),
-        adamw=AdamW(0.005, 0.01),
+        sgd=SGD(0.5, 5e-4, Schedule("cosine")),
+        adamw=AdamW(0.01, 0.01),
         eval_every=20,
         checkpoint_every=400,
         image_size=16,

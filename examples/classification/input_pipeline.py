@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from examples.digits import data as digits
-from examples.shared import files, images
+from examples.shared import digits, files, images
 from examples.shared.data import Arrays, Data, Example
 
 FASHION_MNIST_MEAN = 255 * np.array([0.2860], np.float32)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from examples.digits import data as digits
-from examples.shared import images
+from examples.shared import digits, images
 from examples.shared.data import Example
 
 CLASSES = 11  # the background and ten digits

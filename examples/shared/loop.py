@@ -165,7 +165,7 @@ def _make_step(task: Task, graph: Any, optimizer: Any, seed: int, whole: Any) ->
     keys = jax.random.key(seed)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
-        def loss_fn(params: nnx.State) -> tuple[jax.Array, nnx.State]:
+        def loss_fn(params: nnx.State) -> tuple[jax.Array, Any]:
             model = _merge(graph, params, state.batch_stats, "train")
             loss = task.loss(model, batch, jax.random.fold_in(keys, state.step))
             return loss, nnx.split(model, nnx.Param, ...)[2]
