@@ -1,11 +1,10 @@
-"""Exact counts: multiplications in matrix products, orders of products, bytes."""
+"""Exact counts: matrix products and their operations, orders of products, bytes."""
 
 import math
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from jorge_optax import Tiling
 from jorge_optax._stacks import plan_tree
@@ -18,32 +17,61 @@ class Flops(NamedTuple):
     refresh: int
 
 
-def matmul_flops(function, *structs) -> Flops:
-    """Counts the operations of all matrix products that a function is traced to.
+class Products(NamedTuple):
+    """The matrix products of a traced function, and its conditionals.
 
-    Products inside a conditional count as refresh: there is one, and the branch that
-    keeps the roots has none.
+    Products inside a conditional are those of a refresh: there is one, and the branch
+    that keeps the roots has none.
+
+    Attributes:
+      plain: operations of each product of every step.
+      refresh: of each that a refresh has beside those.
+      conditionals: their number.
     """
-    jaxpr = jax.make_jaxpr(function)(*structs)
 
-    def count(jaxpr) -> tuple[int, int]:
-        outside = inside = 0
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                (lhs, _), _ = equation.params["dimension_numbers"]
-                shape = equation.invars[0].aval.shape
-                contracted = math.prod(shape[axis] for axis in lhs)
-                outside += 2 * contracted * equation.outvars[0].aval.size
-            elif equation.primitive.name == "cond":
-                branches = [count(b.jaxpr) for b in equation.params["branches"]]
-                inside += max(sum(branch) for branch in branches)
-            else:
-                for inner in core.jaxprs_in_params(equation.params):
-                    more = count(inner)
-                    outside, inside = outside + more[0], inside + more[1]
-        return outside, inside
+    plain: list[int]
+    refresh: list[int]
+    conditionals: int
 
-    return Flops(*count(jaxpr.jaxpr))
+    @property
+    def flops(self) -> Flops:
+        """Their sums."""
+        return Flops(sum(self.plain), sum(self.refresh))
+
+
+def count_products(jaxpr) -> Products:
+    """Finds all products, in inner functions too."""
+    plain, refresh, conditionals = [], [], 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (lhs, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            contracted = math.prod(shape[axis] for axis in lhs)
+            plain.append(2 * contracted * equation.outvars[0].aval.size)
+        elif equation.primitive.name == "cond":
+            found = [count_products(b.jaxpr) for b in equation.params["branches"]]
+            largest = max(found, key=lambda branch: sum(branch.flops))
+            refresh += largest.plain + largest.refresh
+            conditionals += 1 + sum(branch.conditionals for branch in found)
+        else:
+            for inner in _inner_jaxprs(equation):
+                more = count_products(inner)
+                plain += more.plain
+                refresh += more.refresh
+                conditionals += more.conditionals
+    return Products(plain, refresh, conditionals)
+
+
+def _inner_jaxprs(equation):
+    for value in jax.tree.leaves(equation.params):
+        inner = getattr(value, "jaxpr", value)
+        if hasattr(inner, "eqns"):
+            yield inner
+
+
+def matmul_flops(function, *structs) -> Flops:
+    """The operations of all matrix products that a function is traced to."""
+    return count_products(jax.make_jaxpr(function)(*structs).jaxpr).flops
 
 
 def cheapest_refresh(m: int, n: int, terms: int = 2) -> int:

@@ -1,9 +1,9 @@
-"""Tables about the examples' workloads, and the curves of their plots."""
+"""Tables about the examples' workloads, and their plots."""
 
-import pathlib
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from benchmarks import results
 from benchmarks.problems.summary import paired_ratio
@@ -11,7 +11,6 @@ from examples.shared import compare
 
 SHARE = compare.SHARE
 Table = tuple[list[str], list[list[str]]]
-IMAGES = pathlib.Path(__file__).parent.parent / "docs" / "images"
 
 
 def workload(name: str) -> Table:
@@ -88,17 +87,16 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
     return compare.Comparison(metric, float(target), runs), data
 
 
-def plots() -> None:
-    """Draws the workloads' plots again."""
-    for name in ("classification", "segmentation"):
-        comparison, _ = read(name)
-        compare.plot(comparison, IMAGES / f"{name}.png")
+def plot_data(name: str) -> dict[str, Any]:
+    """What a workload's plot shows."""
+    return read(name)[0]._asdict()
+
+
+def figure(data: dict[str, Any]) -> Figure:
+    """The metric against steps and against seconds."""
+    return compare.figure(compare.Comparison(**data))
 
 
 def _at(rows: list[dict], metric: str, target: float, key: str) -> Any:
     row = compare.crossing(rows, metric, target)
     return None if row is None else row[key]
-
-
-if __name__ == "__main__":
-    plots()

@@ -1,18 +1,14 @@
-"""The README's picture of the two rules, from the committed JSON alone.
+"""The README's picture of the two rules, from the committed JSON alone."""
 
-python -m benchmarks.rule_plot
-"""
+from typing import Any
 
-import pathlib
-
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks import results
-from benchmarks.numerics.plots import STYLE
 
-FILE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "composite.png"
+INTERVALS = (10, 50)
 RULES = {"paper": "#222222", "composite": "#c1272d"}
 LABELS = {"paper": 0.55, "composite": 0.98}  # where the names stand
 CURVES = {
@@ -23,61 +19,87 @@ CURVES = {
 }
 
 
-def directions(axis) -> None:
-    """Cosine to exact Shampoo on all recorded layers."""
+def data() -> dict[str, Any]:
+    """What the picture shows."""
+    return {
+        "directions": {rule: _directions(rule) for rule in RULES},
+        "training": {str(interval): _training(interval) for interval in INTERVALS},
+    }
+
+
+def _directions(rule: str) -> dict[str, Any]:
+    """Cosines to exact Shampoo on all recorded layers."""
     rows = [
         row
         for row in results.read("numerics_accuracy")["rows"]
         if row["arithmetic"] == "float32" and row["kind"] != "synthetic"
     ]
+    own = [row for row in rows if row["rule"] == rule]
+    cosines = np.array([row["cosine"] for row in own], float)
+    return {
+        "layers": len(own),
+        "refreshes": own[0]["refreshes"],
+        "median": np.median(cosines, 0).tolist(),
+        "least": cosines.min(0).tolist(),
+        "largest": cosines.max(0).tolist(),
+    }
+
+
+def _training(interval: int) -> dict[str, Any]:
+    """Metric of the MLP, mean of the seeds."""
+    found = results.read("training_mlp")
+    facts = found["provenance"]
+    curves = {}
+    for name in CURVES:
+        wanted = {"stage": "final", "optimizer": name.format(interval)}
+        own = [row["curve"] for row in found["rows"] if wanted.items() <= row.items()]
+        curves[name] = np.array(own, float).mean(0).tolist()
+    return {
+        "steps": (facts["steps"] // 100 * np.arange(1, 101)).tolist(),
+        "curves": curves,
+        "target": facts["target"],
+        "metric": facts["metric"],
+    }
+
+
+def figure(data: dict[str, Any]) -> Figure:
+    """Draws it."""
+    figure = Figure(figsize=(12, 3.9), layout="constrained")
+    axes = figure.subplots(1, 3)
+    _draw_directions(axes[0], data["directions"])
+    for axis, (interval, found) in zip(axes[1:], data["training"].items(), strict=True):
+        _draw_training(axis, interval, found)
+    axes[1].legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _draw_directions(axis: Axes, data: dict[str, Any]) -> None:
     for rule, color in RULES.items():
-        own = [row for row in rows if row["rule"] == rule]
-        cosines = np.array([row["cosine"] for row in own], float)
-        x = own[0]["refreshes"]
-        axis.plot(x, np.median(cosines, 0), color=color, linewidth=2)
+        own = data[rule]
+        x = own["refreshes"]
+        axis.plot(x, own["median"], color=color, linewidth=2)
         axis.fill_between(
-            x, cosines.min(0), cosines.max(0), color=color, alpha=0.15, linewidth=0
+            x, own["least"], own["largest"], color=color, alpha=0.15, linewidth=0
         )
         axis.text(1, LABELS[rule], f"{rule} rule", color=color, va="top")
+    layers = data["composite"]["layers"]
     axis.set(
         xscale="log",
         ylim=(0, 1.02),
         xlabel="refreshes",
         ylabel="cosine to Shampoo's direction",
-        title=f"The direction, {len(own)} recorded layers\n(median, and all of them)",
+        title=f"The direction, {layers} recorded layers\n(median, and all of them)",
     )
 
 
-def training(axis, interval: int) -> None:
-    """Metric of the MLP against steps, mean of the seeds."""
-    data = results.read("training_mlp")
-    facts = data["provenance"]
-    steps = facts["steps"] // 100 * np.arange(1, 101)
+def _draw_training(axis: Axes, interval: str, data: dict[str, Any]) -> None:
     for name, (label, color, dash) in CURVES.items():
-        wanted = {"stage": "final", "optimizer": name.format(interval)}
-        curves = [r["curve"] for r in data["rows"] if wanted.items() <= r.items()]
-        values = np.array(curves, float)
-        axis.plot(steps, values.mean(0), dash, color=color, label=label)
-    axis.axhline(facts["target"], color="grey", linewidth=0.8)
-    axis.text(0, facts["target"], "target", va="bottom", color="grey")
+        axis.plot(data["steps"], data["curves"][name], dash, color=color, label=label)
+    axis.axhline(data["target"], color="grey", linewidth=0.8)
+    axis.text(0, data["target"], "target", va="bottom", color="grey")
     axis.set(
         xlabel="steps",
-        ylabel=facts["metric"],
+        ylabel=data["metric"],
         ylim=(0.76, 0.885),
         title=f"MLP, a refresh every {interval} steps\n(Fashion-MNIST, mean of 5)",
     )
-
-
-def main() -> None:
-    """Draws it."""
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(12, 3.9), layout="constrained")
-        directions(axes[0])
-        training(axes[1], 10)
-        training(axes[2], 50)
-        axes[1].legend(frameon=False, loc="lower right")
-        figure.savefig(FILE, dpi=110)
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,7 @@ MIDDLES = {
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
 NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
-SCHEDULES = ("jorge/sgd-schedule", "jorge-composite/sgd-schedule")
+SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule")
 WORKLOADS = {
     "classification": (
         classification_configs.CONFIGS["cifar10-16px"],

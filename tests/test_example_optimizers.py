@@ -83,10 +83,14 @@ def test_the_schedule_of_sgd_can_be_kept():
     kept, thirds = (build(name) for name in ("jorge/sgd-schedule", "jorge"))
     assert kept.learning_rate(15) == pytest.approx(0.05)
     assert thirds.learning_rate(15) == pytest.approx(0.01)
+    assert build("sgd/thirds").learning_rate(15) == pytest.approx(0.01)
+    assert build("adamw/thirds").learning_rate(15) == pytest.approx(0.001)
     assert kept.settings["weight_decay"] == thirds.settings["weight_decay"] == 1e-3
 
 
-@pytest.mark.parametrize("name", ["sgd/sgd-schedule", "lion", "jorge/cosine"])
+@pytest.mark.parametrize(
+    "name", ["sgd/sgd-schedule", "lion", "jorge/cosine", "jorge/thirds"]
+)
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(ValueError, match="there are sgd, adamw, shampoo, jorge"):
         optimizers.check_name(name)

@@ -1,19 +1,16 @@
-"""The laboratory's figures, from its JSON alone, into docs/images.
+"""The laboratory's figures: what they show, from its JSON alone, and how.
 
-python -m benchmarks.numerics.plots
+A name in ``_data`` gives numbers, lists and dicts; one in ``_figure`` draws them.
 """
 
-import pathlib
 from typing import Any
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import results
 
-FOLDER = pathlib.Path(__file__).parent.parent.parent / "docs" / "images"
 STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -42,30 +39,46 @@ PANELS = {
     "transformer": "transformer",
     "quadratic": "quadratic, known answer",
 }
+SERIES = {"series, binomial": ("#222222", "-"), "series, best": ("#8a8a8a", "--")}
+DEGREES = (4, 3, 2, 1)  # of equal polynomials
+ENDURING = ("composite", "congruence, sub-steps", "paper")
+STREAMS = (
+    "rank 1, constant",
+    "waking direction",
+    "MLP, layer 0, border",
+    "MLP, layer 1",
+    "transformer, MLP",
+)
 
 
-def cosine_figure() -> Figure:
-    """Cosine to exact Shampoo against refreshes and against operations."""
+def cosine_data() -> dict[str, dict[str, Any]]:
+    """By model and rule: refreshes, operations and cosines to exact Shampoo."""
     rows = [
         row
         for row in results.read("numerics_accuracy")["rows"]
-        if row["arithmetic"] == "float32" and row["kind"] in PANELS
+        if row["arithmetic"] == "float32"
     ]
-    figure, axes = plt.subplots(
-        3, len(PANELS), figsize=(15, 9), sharey=True, layout="constrained"
-    )
+
+    def curves(kind: str, name: str) -> dict[str, list[float]]:
+        own = [r for r in rows if r["kind"] == kind and r["rule"] == name]
+        means = {key: _mean(own, key) for key in ("cosine", "bare_cosine", "gflop")}
+        return {"refreshes": own[0]["refreshes"], **means}
+
+    return {kind: {name: curves(kind, name) for name in LINES} for kind in PANELS}
+
+
+def cosine_figure(data: dict[str, dict[str, Any]]) -> Figure:
+    """Cosine to exact Shampoo against refreshes and against operations."""
+    figure = Figure(figsize=(15, 9), layout="constrained")
+    axes = figure.subplots(3, len(PANELS), sharey=True)
     for column, (kind, title) in enumerate(PANELS.items()):
         for name, (color, dash) in LINES.items():
-            own = [r for r in rows if r["kind"] == kind and r["rule"] == name]
-            counts = own[0]["refreshes"]
-            cosines, bare, gflops = (
-                _mean(own, key) for key in ("cosine", "bare_cosine", "gflop")
-            )
+            own = data[kind][name]
             look: Any = dict(color=color, linestyle=dash, linewidth=1.7)
-            axes[0, column].plot(counts, cosines, label=name, **look)
-            axes[1, column].plot(counts, bare, **look)
+            axes[0, column].plot(own["refreshes"], own["cosine"], label=name, **look)
+            axes[1, column].plot(own["refreshes"], own["bare_cosine"], **look)
             if name != "gradient itself":
-                axes[2, column].plot(gflops, cosines, **look)
+                axes[2, column].plot(own["gflop"], own["cosine"], **look)
         for row, label in enumerate(("refreshes", "refreshes", "GFLOP of refreshes")):
             axes[row, column].set(xscale="log", xlabel=label, ylim=(0.2, 1.02))
         axes[0, column].set_title(title)
@@ -89,51 +102,64 @@ def cosine_figure() -> Figure:
     return figure
 
 
-def _mean(rows: list[dict], key: str) -> np.ndarray:
+def _mean(rows: list[dict], key: str) -> list[float]:
     """Over the layers of a model; a root that is not finite counts as 0."""
-    return np.mean([[value or 0 for value in row[key]] for row in rows], axis=0)
+    values = [[value or 0 for value in row[key]] for row in rows]
+    return np.mean(values, axis=0).tolist()
 
 
-def terms_figure() -> Figure:
-    """Error of the function, and of the direction, against matrix products."""
+def terms_data() -> dict[str, Any]:
+    """Matrix products with the error of the function, and of the direction."""
     rows = results.read("numerics_terms")["rows"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for kind, color, dash in (
-        ("series, binomial", "#222222", "-"),
-        ("series, best", "#8a8a8a", "--"),
-    ):
+    data: dict[str, Any] = {}
+    for kind in SERIES:
         own = [row for row in rows if row["kind"] == kind]
-        products = [row["products"] for row in own]
-        name = "paper's rule, 1 to 4 terms, " + kind.split()[-1]
-        look: Any = dict(color=color, linestyle=dash, marker="o", label=name)
-        left.semilogy(products, [row["error"] for row in own], **look)
-        right.plot(products, [row["cosine_100"] for row in own], **look)
-    colors = mpl.colormaps["autumn"](np.linspace(0, 0.65, 4))
+        points = [[row["products"], row["error"], row["cosine_100"]] for row in own]
+        data[kind] = {
+            "error": [[products, error] for products, error, _ in points],
+            "cosine": [[products, cosine] for products, _, cosine in points],
+        }
     own = [row for row in rows if row["kind"] == "composite"]
-    for degree, color in zip((4, 3, 2, 1), colors, strict=True):
+    for degree in DEGREES:
         same = [row for row in own if row["degree"] == degree]
         fixed = [row for row in same if row["smallest"] == 1e-3]
-        look = dict(color=color, marker="s", label=f"composite, degree {degree}")
-        left.semilogy(
-            [row["products"] for row in fixed], [row["error"] for row in fixed], **look
-        )
         best = {row["products"]: 0.0 for row in same}
         for row in same:
             cosine = row["cosine_100"] or 0.0
             best[row["products"]] = max(best[row["products"]], cosine)
-        right.plot(sorted(best), [best[products] for products in sorted(best)], **look)
+        data[f"degree {degree}"] = {
+            "error": [[row["products"], row["error"]] for row in fixed],
+            "cosine": [list(point) for point in sorted(best.items())],
+        }
     package = next(row for row in own if row["degree"] == "1, 4, 4")
-    right.plot(
-        package["products"],
-        package["cosine_100"],
-        marker="*",
-        markersize=13,
-        color="#c1272d",
-        linestyle="",
-    )
+    data["default"] = [package["products"], package["cosine_100"]]
+    return data
+
+
+def terms_figure(data: dict[str, Any]) -> Figure:
+    """Error of the function, and of the direction, against matrix products."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colors = mpl.colormaps["autumn"](np.linspace(0, 0.65, len(DEGREES)))
+    looks: dict[str, Any] = {
+        kind: dict(
+            color=color,
+            linestyle=dash,
+            marker="o",
+            label="paper's rule, 1 to 4 terms, " + kind.split()[-1],
+        )
+        for kind, (color, dash) in SERIES.items()
+    }
+    for degree, color in zip(DEGREES, colors, strict=True):
+        label = f"composite, degree {degree}"
+        looks[f"degree {degree}"] = dict(color=color, marker="s", label=label)
+    for kind, look in looks.items():
+        left.semilogy(*zip(*data[kind]["error"], strict=True), **look)
+        right.plot(*zip(*data[kind]["cosine"], strict=True), **look)
+    right.plot(*data["default"], "*", markersize=13, color="#c1272d")
     right.annotate(
         "the default:\ndegrees 1, 4, 4",
-        (package["products"], package["cosine_100"]),
+        data["default"],
         xytext=(0, -34),
         textcoords="offset points",
         ha="center",
@@ -157,34 +183,25 @@ def terms_figure() -> Figure:
     return figure
 
 
-def endurance_figure() -> Figure:
+def endurance_data() -> dict[str, dict[str, Any]]:
+    """By stream and rule: asymmetry and smallest eigenvalue along refreshes."""
+    histories = {
+        (row["stream"], row["rule"]): row["history"]
+        for row in results.read("numerics_endurance")["rows"]
+        if row["tile"] == "32x16"
+    }
+    return {s: {name: histories[s, name] for name in ENDURING} for s in STREAMS}
+
+
+def endurance_figure(data: dict[str, dict[str, Any]]) -> Figure:
     """Asymmetry and smallest eigenvalue over 100,000 refreshes."""
-    rows = results.read("numerics_endurance")["rows"]
-    streams = (
-        "rank 1, constant",
-        "waking direction",
-        "MLP, layer 0, border",
-        "MLP, layer 1",
-        "transformer, MLP",
-    )
-    figure, axes = plt.subplots(
-        2,
-        len(streams),
-        figsize=(14, 6),
-        sharex=True,
-        sharey="row",
-        layout="constrained",
-    )
-    for column, stream in enumerate(streams):
-        for name in ("composite", "congruence, sub-steps", "paper"):
+    figure = Figure(figsize=(14, 6), layout="constrained")
+    axes = figure.subplots(2, len(STREAMS), sharex=True, sharey="row")
+    for column, stream in enumerate(STREAMS):
+        for name in ENDURING:
             color, _ = LINES[name]
-            row = next(
-                r
-                for r in rows
-                if (r["rule"], r["stream"], r["tile"]) == (name, stream, "32x16")
-            )
+            history = data[stream][name]
             for line, key in enumerate(("asymmetry", "smallest")):
-                history = row["history"]
                 axes[line, column].plot(
                     history["refreshes"],
                     [np.nan if y is None else y for y in history[key]],
@@ -218,21 +235,3 @@ def endurance_figure() -> Figure:
         frameon=False,
     )
     return figure
-
-
-def main() -> None:
-    """Draws all."""
-    figures = {
-        "cosine": cosine_figure,
-        "terms": terms_figure,
-        "endurance": endurance_figure,
-    }
-    with mpl.rc_context(STYLE):
-        for name, draw in figures.items():
-            path = FOLDER / f"numerics_{name}.png"
-            draw().savefig(path, dpi=110)
-            print(path.name)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,13 +3,14 @@
 from examples.shared.config import SGD, AdamW, Config, Schedule
 
 CONFIGS = {
+    # Learning rates tuned by `python -m benchmarks.workloads segmentation --tune`.
     "scenes": Config(
         dataset="scenes",
         model="deeplabv3-thin",
         batch_size=8,
         epochs=4,
-        sgd=SGD(0.2, 1e-4, Schedule("polynomial")),
-        adamw=AdamW(0.005, 0.01),
+        sgd=SGD(1.0, 1e-4, Schedule("polynomial")),
+        adamw=AdamW(0.02, 0.01),
         eval_every=20,
         checkpoint_every=400,
         image_size=48,

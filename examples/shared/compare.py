@@ -118,8 +118,8 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
     metric, target, runs = comparison
     axes.axhline(target, color="black", linestyle=":", label=f"target {target:.4f}")
     for name, seeds in runs.items():
-        color = COLORS[name.removesuffix(optimizers.SGD_SCHEDULE)]
-        style = "--" if name.endswith(optimizers.SGD_SCHEDULE) else "-"
+        color = COLORS[optimizers.base_name(name)]
+        style = "--" if "/" in name else "-"
         for i, rows in enumerate(seeds):
             x = [row[key] for row in rows]
             y = [row[metric] for row in rows]  # None, where it diverged, leaves a gap

@@ -9,7 +9,7 @@ import optax
 from examples.shared.config import Config, Schedule
 from jorge_optax import Composite, FromSGD, from_sgd
 
-SGD_SCHEDULE = "/sgd-schedule"
+SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 FROM_SGD = ("shampoo", "jorge", "jorge-composite")
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
 
@@ -28,13 +28,21 @@ class Built(NamedTuple):
 
 def check_name(name: str) -> None:
     """Raises where there is no such optimizer."""
-    base = name.removesuffix(SGD_SCHEDULE)
-    if base not in OPTIMIZERS or (base != name and base not in FROM_SGD):
+    base = base_name(name)
+    suffix = name.removeprefix(base)
+    suffixes = ("", SGD_SCHEDULE if base in FROM_SGD else THIRDS)
+    if base not in OPTIMIZERS or suffix not in suffixes:
         raise ValueError(
             f"No optimizer {name!r}; there are {', '.join(OPTIMIZERS)}. Those that "
             f"take their settings from SGD ({', '.join(FROM_SGD)}) keep SGD's schedule "
-            f"too with {SGD_SCHEDULE!r} after the name."
+            f"too with {SGD_SCHEDULE!r} after the name; the others have step decay in "
+            f"thirds with {THIRDS!r}."
         )
+
+
+def base_name(name: str) -> str:
+    """The name without what may follow it."""
+    return name.partition("/")[0]
 
 
 def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Built:
@@ -43,16 +51,20 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
     `jorge-composite` and `shampoo` (exact roots) have none: learning rate, decay and
     step decay in thirds follow from SGD's. With "/sgd-schedule" after the name they
-    keep SGD's schedule.
+    keep SGD's schedule; with "/thirds" the others have Jorge's.
     """
     check_name(name)
     mask = None if config.decay_all else kernels
-    base = name.removesuffix(SGD_SCHEDULE)
+    base = base_name(name)
+    rules = derive(config, steps=steps, steps_per_epoch=steps_per_epoch)
     options = None
     if base == "sgd":
         sgd = config.sgd
         rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
         settings = vars(sgd)
+        if name.endswith(THIRDS):
+            rate = rules.schedule()
+            settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.chain(
             optax.add_decayed_weights(sgd.weight_decay, mask),
             optax.sgd(rate, sgd.momentum),
@@ -61,11 +73,13 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
         adamw = config.adamw
         rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
         settings = vars(adamw)
+        if name.endswith(THIRDS):
+            rate = rules.replace(learning_rate=adamw.learning_rate).schedule()
+            settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.adamw(
             rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
         )
     else:
-        rules = derive(config, steps=steps, steps_per_epoch=steps_per_epoch)
         rate = rules.schedule()
         settings = rules.to_dict()
         if name.endswith(SGD_SCHEDULE):
