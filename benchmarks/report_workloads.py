@@ -1,9 +1,9 @@
 """Tables about the examples' workloads, and their plots."""
 
+import pathlib
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks import results
 from benchmarks.problems.summary import paired_ratio
@@ -54,6 +54,30 @@ def workload(name: str) -> Table:
     ], table
 
 
+def short(name: str) -> Table:
+    """Jorge with SGD's schedule in fewer steps than SGD."""
+    comparison, data = read(name)
+    _, target, runs = comparison
+    metric = comparison.metric.replace("_", " ")
+    total = runs["sgd"][0][-1]["step"]
+    rows = [row for row in data["rows"] if row["stage"] == "short"]
+    table = []
+    for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
+        own = [row for row in rows if row["optimizer"] == optimizer]
+        finals = [row["final"] for row in own]
+        reached = sum(final >= target for final in finals)
+        table.append(
+            [
+                optimizer,
+                f"{own[0]['steps'][-1]} ({own[0]['share']:g} of {total})",
+                f"{np.mean(finals):.4f} ({', '.join(f'{f:.4f}' for f in finals)})",
+                f"{reached} of {len(finals)}",
+            ]
+        )
+    header = ["optimizer", "steps", f"final {metric}, mean (seeds)"]
+    return [*header, f"at {target:.4f} or above"], table
+
+
 def tuning(name: str) -> Table:
     """What each learning rate gave on the tuning seed."""
     data = results.read(f"workload_{name}")
@@ -92,9 +116,9 @@ def plot_data(name: str) -> dict[str, Any]:
     return read(name)[0]._asdict()
 
 
-def figure(data: dict[str, Any]) -> Figure:
-    """The metric against steps and against seconds."""
-    return compare.figure(compare.Comparison(**data))
+def plot(data: dict[str, Any], path: pathlib.Path) -> None:
+    """Draws it."""
+    compare.plot(compare.Comparison(**data), path)
 
 
 def _at(rows: list[dict], metric: str, target: float, key: str) -> Any:
