@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint report torch-check clean
+.PHONY: help demo test lint report bench-smoke bench torch-check clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -24,8 +24,14 @@ lint: $(VENV)/.installed-dev  ## Check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-report: $(VENV)/.installed-test  ## Make the tables of README and docs from benchmarks/results
+report: $(VENV)/.installed-test  ## Make tables and plots of README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.report
+
+bench-smoke: $(VENV)/.installed-test  ## Run every study at its smallest size, in minutes
+	$(BIN)/python -m benchmarks.run_all --smoke
+
+bench: $(VENV)/.installed-test  ## Run every study, in hours; goes on where it stopped
+	$(BIN)/python -m benchmarks.run_all
 
 torch-check: $(VENV)/.installed-test  ## Compare the examples' models with torch, at full size
 	$(PYTHON) -m venv .venv-torch

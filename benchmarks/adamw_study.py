@@ -22,9 +22,9 @@ import optax
 from benchmarks import language_model, results
 from jorge_optax import from_adamw
 
-STEPS, DECAY, B2 = 600, 0.1, 0.95
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-TUNING_SEED, SEEDS = 100, (0, 1, 2)
+STEPS, DECAY, B2 = results.sized(600, 60), 0.1, 0.95
+RATES = results.sized((1e-3, 2e-3, 4e-3, 8e-3), (2e-3,))
+TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2), (0,))
 
 
 def schedule(rate: float) -> optax.Schedule:

@@ -16,8 +16,9 @@ import numpy as np
 from benchmarks import fashion_mnist, results
 from jorge_optax import growing_interval, jorge
 
-SEEDS = (0, 1, 2)
-STEPS = 600
+SEEDS = results.sized((0, 1, 2), (0,))
+STEPS = results.sized(600, 100)
+CONSTANTS = results.sized((10, 20, 50), (10,))
 
 
 def refreshes(interval) -> int:
@@ -39,7 +40,7 @@ def growing_of_equal_cost(constant: int):
 def main() -> None:
     """Runs all and writes the JSON."""
     rows = []
-    for constant in (10, 20, 50):
+    for constant in CONSTANTS:
         growing = growing_of_equal_cost(constant)
         variants = {
             f"every {constant}": (constant, -(-STEPS // constant)),

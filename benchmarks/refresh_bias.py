@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks import results
 from jorge_optax._roots import refresh_root
 
-SIDES = (1, 2, 4, 16, 64)
-REFRESHES = (10, 50, 200, 1000)
-SEEDS = range(5)
+SIDES = results.sized((1, 2, 4, 16, 64), (1, 4))
+REFRESHES = results.sized((10, 50, 200, 1000), (10,))
+SEEDS = range(results.sized(5, 1))
 
 
 def bias_after(refreshes: int, side: int, commuting: bool, seed: int) -> float:

@@ -1,6 +1,7 @@
-"""Makes the tables in README and docs from the committed JSON.
+"""Makes the tables and plots of README and docs from the committed JSON.
 
-Tables stand between ``<!-- table:NAME -->`` and ``<!-- end -->``.
+Tables stand between ``<!-- table:NAME -->`` and ``<!-- end -->``; plots are those of
+report_plots.py that a page shows.
 
     python -m benchmarks.report           # writes them
     python -m benchmarks.report --check   # fails if one is out of date
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import report_rules, report_workloads, results
+from benchmarks import report_plots, report_rules, report_workloads, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -211,7 +212,11 @@ TABLES = {
     },
     **{
         f"{function.__name__}_{name}": _made(function, name)
-        for function in (report_workloads.workload, report_workloads.tuning)
+        for function in (
+            report_workloads.workload,
+            report_workloads.short,
+            report_workloads.tuning,
+        )
         for name in ("classification", "segmentation")
     },
 }
@@ -223,12 +228,16 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Writes or checks the tables."""
-    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
-    for page in stale:
-        if "--check" in sys.argv:
-            sys.exit(f"{page.relative_to(ROOT)} is out of date: make report")
+    """Writes or checks the tables and the plots."""
+    pages = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    plots = report_plots.stale("".join(page.read_text() for page in PAGES))
+    if "--check" in sys.argv:
+        old = [str(page.relative_to(ROOT)) for page in pages] + plots
+        sys.exit(f"Out of date: {', '.join(old)}. make report" if old else 0)
+    for page in pages:
         page.write_text(filled(page.read_text()))
+    for name in plots:
+        report_plots.draw(name)
 
 
 if __name__ == "__main__":

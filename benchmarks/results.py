@@ -1,26 +1,42 @@
-"""Results of benchmarks: JSON with provenance, under benchmarks/results/."""
+"""Results of benchmarks: JSON with provenance, under benchmarks/results/.
+
+If the environment variable BENCH_SMOKE names a folder, all studies run at the smallest
+size that exercises their code and write there: see run_all.py.
+"""
 
 import datetime
 import json
+import os
 import pathlib
 import platform
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import optax
 
-FOLDER = pathlib.Path(__file__).parent / "results"
+SMOKE = os.environ.get("BENCH_SMOKE")
+FOLDER = pathlib.Path(SMOKE or pathlib.Path(__file__).parent / "results")
 
 
-def write(name: str, rows: object, **facts: object) -> pathlib.Path:
-    """Writes rows and where they come from; returns the file."""
+def sized(full: Any, smoke: Any) -> Any:
+    """The first, or in a smoke run the second."""
+    return smoke if SMOKE else full
+
+
+def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Path:
+    """Writes rows and where they come from; returns the file.
+
+    The seeds that rows name are among the facts, unless they are given.
+    """
+    seeds = sorted({row["seed"] for row in rows if "seed" in row})
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
-        cwd=FOLDER.parent,
+        cwd=pathlib.Path(__file__).parent,
         check=False,
     ).stdout.strip()
     provenance = {
@@ -31,6 +47,7 @@ def write(name: str, rows: object, **facts: object) -> pathlib.Path:
         "jax": jax.__version__,
         "optax": optax.__version__,
         "device": f"{jax.devices()[0].device_kind} ({platform.machine()})",
+        **({"seeds": seeds} if seeds else {}),
         **facts,
     }
     FOLDER.mkdir(exist_ok=True)

@@ -20,8 +20,10 @@ from benchmarks import results
 from benchmarks.problems import PROBLEMS
 from jorge_optax import Composite, jorge
 
-STARTS = (0.0, 0.1, 0.3, 1.0, 3.0)
-RATES, SEEDS, STEPS, INTERVAL = (0.1, 0.2), (0, 1, 2, 3, 4), 200, 10
+STARTS = results.sized((0.0, 0.1, 0.3, 1.0, 3.0), (0.3,))
+RATES, SEEDS = (0.1, 0.2), results.sized((0, 1, 2, 3, 4), (0,))
+STEPS, INTERVAL = 200, 10
+EARLY = results.sized(slice(30, 60), slice(2))
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
                 for batch in itertools.islice(problem.batches(seed), STEPS):
                     params, state, loss = step(params, state, batch, rate)
                     losses.append(float(loss))
-                for found, part in ((early, losses[30:60]), (late, losses[-50:])):
+                for found, part in ((early, losses[EARLY]), (late, losses[-50:])):
                     mean = float(np.mean(part))
                     # Ten classes: a loss of ln 10 is chance.
                     found.append(round(mean, 4) if mean < np.log(10) else None)

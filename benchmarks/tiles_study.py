@@ -16,8 +16,10 @@ import optax
 from benchmarks import fashion_mnist, results
 from jorge_optax import Tiling, graft, jorge, scale_by_jorge
 
-SEEDS = (0, 1, 2)
-STEPS = 400
+SEEDS = results.sized((0, 1, 2), (0,))
+STEPS = results.sized(400, 10)
+TILES = results.sized((64, 128, 256, 512, 1024), (64,))
+INTERVALS = results.sized((2, 5, 20, 50), (2,))
 
 
 def by_leaf(max_dim: int, **options):
@@ -33,12 +35,12 @@ def by_leaf(max_dim: int, **options):
 def variants() -> dict:
     """Name to optimizer."""
     variants = {"sgd": optax.sgd(0.1, 0.9)}
-    for max_dim in (64, 128, 256, 512, 1024):
+    for max_dim in TILES:
         tiling = Tiling(max_dim)
         variants[f"tiles of {max_dim}, norm by tile"] = jorge(0.1, tiling=tiling)
         if max_dim < 1024:
             variants[f"tiles of {max_dim}, norm by leaf"] = by_leaf(max_dim)
-    for interval in (2, 5, 20, 50):
+    for interval in INTERVALS:
         variants[f"interval {interval}"] = jorge(0.1, update_interval=interval)
     for eps in (1e-10, 1e-3):
         variants[f"eps {eps:g}"] = jorge(0.1, eps=eps)

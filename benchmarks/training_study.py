@@ -38,7 +38,8 @@ from benchmarks.problems.training import Curve, trainer
 from jorge_optax import Composite, jorge
 
 MOMENTUM, B2 = 0.9, 0.95
-TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
+BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 SGD_RATE = "/sgd-rate"
 ROOTS = ("paper", "composite", "shampoo")
 PAIR = Composite(  # the cheaper one of docs/composite.md
@@ -153,7 +154,7 @@ class Study:
                 else:
                     continue
                 settled = False
-            if settled:
+            if settled or results.SMOKE:
                 return
 
     def final(self, names: list[str]) -> None:
@@ -228,7 +229,7 @@ class Study:
         middle = _rung(CENTRAL_RATES.get(family, self.problem.central_rate))
         runs = [r for r in self.rows("tune") if r["optimizer"] == TUNED[family]]
         before = {_rung(row["learning_rate"]) for row in runs}
-        return set(range(middle - 2, middle + 3)) | before
+        return set(range(middle - BESIDE, middle + BESIDE + 1)) | before
 
     def _read(self) -> list[Row]:
         try:

@@ -23,10 +23,13 @@ import optax
 from benchmarks import counts, results, shapes
 from jorge_optax import Tiling, jorge
 
-MODELS = {
-    "resnet50": lambda: shapes.resnet(50),
-    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-}
+MODELS = results.sized(
+    {
+        "resnet50": lambda: shapes.resnet(50),
+        "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
+    },
+    {"resnet18": lambda: shapes.resnet(18)},
+)
 
 
 def optimizers() -> dict:

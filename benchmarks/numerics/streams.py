@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import results
 from benchmarks.problems import PROBLEMS
 from jorge_optax import Roots
 
-FOLDER = pathlib.Path(__file__).parent / "recorded"
-STEPS = 300
+FOLDER = results.sized(pathlib.Path(__file__).parent, results.FOLDER) / "recorded"
+STEPS = results.sized(300, 100)
 SYNTHETIC_TILE = (64, 32)
 
 
@@ -71,6 +72,9 @@ TILES: dict[str, tuple[str, int, str, slice, slice]] = {
     "transformer, queries": ("transformer", 0, "blocks/0/qkv", slice(128), slice(128)),
     "transformer, MLP": ("transformer", 0, "blocks/1/up", slice(128), slice(128)),
 }
+
+if results.SMOKE:
+    TILES = {"transformer, MLP": TILES["transformer, MLP"]}  # needs no data set
 
 
 def recorded() -> list[Stream]:

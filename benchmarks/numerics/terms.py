@@ -37,9 +37,9 @@ from jorge_optax._composite import (
 )
 
 REFRESHES = (5, 100)
-TERMS = STAGES = DEGREES = (1, 2, 3, 4)
-SMALLEST = (1e-1, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
-MIXED = ((4, 6), (6, 6), (4, 4, 1), (4, 4, 2))
+TERMS = STAGES = DEGREES = results.sized((1, 2, 3, 4), (2,))
+SMALLEST = results.sized((1e-1, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6), (1e-2,))
+MIXED = results.sized(((4, 6), (6, 6), (4, 4, 1), (4, 4, 2)), ())
 
 
 def binomial(terms: int) -> tuple[float, ...]:
@@ -195,7 +195,8 @@ def main() -> None:
     rows = [*series_rows(groups), default_row(groups)]
     rows += composite_rows(groups, compositions)
     count = sum(len(group.streams) for group in groups)
-    results.write("numerics_terms", rows, streams=count, start=accuracy.START)
+    facts = dict(streams=count, start=accuracy.START)
+    results.write("numerics_terms", rows, seeds=[0], **facts)
 
 
 if __name__ == "__main__":

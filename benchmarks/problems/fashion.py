@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import fashion_mnist
+from benchmarks import fashion_mnist, results
 from benchmarks.problems.problem import Problem
 
-STEPS, BATCH = 400, 256
+STEPS, BATCH = results.sized(400, 3), 256
 
 
 def mlp() -> Problem:

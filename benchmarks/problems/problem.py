@@ -14,7 +14,7 @@ class Problem:
 
     Attributes:
       name: how results call it.
-      steps: length of a run, a multiple of 100.
+      steps: length of a run, a multiple of 100, or less.
       init: from a seed to parameters and model state (batch statistics, or ()).
       loss: from parameters, model state and a batch to the training loss and the
         new model state.
@@ -41,8 +41,8 @@ class Problem:
 
     @property
     def steps_between_evaluations(self) -> int:
-        """One percent of the run."""
-        return self.steps // 100
+        """One percent of the run, or one."""
+        return max(1, self.steps // 100)
 
     def muon_dimension_numbers(self, params: Any) -> Any:
         """Of each leaf; None for those that AdamW trains."""

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import results
 from benchmarks.problems.problem import Problem
 from examples.shared import files
 
-STEPS, BATCH, SIDE, HELD_OUT = 300, 128, 16, 2000
+STEPS, BATCH, SIDE, HELD_OUT = results.sized(300, 3), 128, 16, 2000
 WIDTHS = (8, 16, 32)  # of the blocks; each but the first halves the sides
 
 

@@ -46,6 +46,7 @@ def trainer(
                 if not np.isfinite(metric + float(optax.tree.norm(params))):
                     break
                 curve.append(round(metric, 5))
-        return curve + [None] * (100 - len(curve))
+        evaluations = problem.steps // problem.steps_between_evaluations
+        return curve + [None] * (evaluations - len(curve))
 
     return train

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import language_model
+from benchmarks import language_model, results
 from benchmarks.problems.problem import Problem
 
-STEPS, BATCH = 300, 16
+STEPS, BATCH = results.sized(300, 3), 16
 
 
 def problem() -> Problem:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -120,20 +121,29 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
     for name, seeds in runs.items():
         color = COLORS[optimizers.base_name(name)]
         style = "--" if "/" in name else "-"
-        for i, rows in enumerate(seeds):
-            x = [row[key] for row in rows]
-            y = [row[metric] for row in rows]  # None, where it diverged, leaves a gap
-            y = [float("nan") if value is None else value for value in y]
-            label = name if i == 0 else None
-            axes.plot(x, y, style, color=color, linewidth=1.2, alpha=0.7, label=label)
+        curves = [_curve(rows, key, metric) for rows in seeds]
+        for x, y in curves:
+            axes.plot(x, y, style, color=color, linewidth=0.6, alpha=0.25)
+        x, y = np.mean(curves, axis=0)  # a seed that diverged ends the line
+        axes.plot(x, y, style, color=color, linewidth=1.8, label=name)
+        for rows in seeds:
             if hit := crossing(rows, metric, target):
                 axes.plot(hit[key], hit[metric], "o", color=color, mec="black", ms=6)
     finals = [_value(rows[-1], metric) for seeds in runs.values() for rows in seeds]
     low, high = min(min(finals), target), max(*finals, target)
     margin = max(high - low, 0.02 * abs(target))
-    axes.set_ylim(low - 4 * margin, high + margin)
-    axes.set(xlabel=key, ylabel=metric, title=f"{metric} (dots: the target is met)")
+    axes.set_ylim(low - 1.5 * margin, high + 0.5 * margin)
+    axes.set(
+        xlabel=key,
+        ylabel=metric,
+        title=f"{metric}: seeds thin, mean thick; dots: the target is met",
+    )
     axes.legend(loc="lower right", fontsize="small")
+
+
+def _curve(rows: list[Row], key: str, metric: str) -> np.ndarray:
+    """What is drawn of a run, [2, evaluations]; NaN where it diverged."""
+    return np.array([[row[key] for row in rows], [row[metric] for row in rows]], float)
 
 
 def _value(row: Row, metric: str) -> float:

@@ -98,7 +98,8 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
 def derive(config: Config, *, steps: int, steps_per_epoch: int) -> FromSGD:
     """Jorge's settings, by the paper's rules from SGD's."""
     sgd = config.sgd
-    whole = config.epochs >= 3 and steps == config.epochs * steps_per_epoch
+    # Rounded down to epochs, as the paper has it, thirds of few epochs are no thirds.
+    whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
     length: dict[str, int] = (
         {"epochs": config.epochs, "steps_per_epoch": steps_per_epoch}
         if whole

@@ -1,0 +1,107 @@
+"""The command that runs all studies, and where their results come from."""
+
+import json
+import pathlib
+
+import pytest
+
+from benchmarks import results, run_all
+from benchmarks.run_all import Study
+
+FOLDER = pathlib.Path(results.__file__).parent
+
+
+def test_every_study_is_in_the_list():
+    listed = {study.command.split()[0] for study in run_all.STUDIES}
+    writing = {
+        ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+        for path in FOLDER.rglob("*.py")
+        if "results.write(" in path.read_text()
+    }
+    assert listed == writing
+    assert len(run_all.STUDIES) == len({study.command for study in run_all.STUDIES})
+
+
+def test_needs_are_known_and_say_what_to_do(monkeypatch, tmp_path):
+    for variable in ("CIFAR10", "FASHION_MNIST"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for need in {need for study in run_all.STUDIES for need in study.needs}:
+        assert "is missing: " in run_all.missing.__wrapped__(need)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert run_all.missing.__wrapped__(run_all.PSGD) is None
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Commands that would have run; those with "broken" in them fail."""
+    commands = []
+
+    def run(study, folder, smoke):
+        commands.append(study.command)
+        return "ValueError: no" if "broken" in study.command else None
+
+    monkeypatch.setattr(run_all, "run", run)
+    monkeypatch.setattr(
+        run_all, "missing", {"salt": "buy salt", "air": None}.__getitem__
+    )
+    return commands
+
+
+def test_skips_goes_on_after_a_failure_and_resumes(ran, tmp_path, capsys):
+    studies = [
+        Study("first", 1, ("air",)),
+        Study("broken", 1),
+        Study("salty", 1, ("air", "salt"), smoke_needs=()),
+        Study("last", 1),
+    ]
+    options = dict(smoke=False, resume=True)
+    assert run_all.run_all(studies, tmp_path, **options) == 1
+    assert ran == ["first", "broken", "last"]
+    text = capsys.readouterr().out
+    assert "Skipped salty: buy salt" in text
+    assert "FAILED broken: ValueError: no" in text
+    assert "2 done, 1 skipped, 1 failed" in text
+
+    repaired = [study._replace(minutes=2) for study in studies if "b" not in study[0]]
+    ran.clear()
+    assert run_all.run_all([*repaired, Study("new", 1)], tmp_path, **options) == 0
+    assert ran == ["new"]
+    ran.clear()
+    assert run_all.run_all(repaired, tmp_path, **options) == 0
+    assert ran == ["first", "last"]  # nothing was left to resume
+    ran.clear()
+    assert run_all.run_all(studies, tmp_path, smoke=True, resume=False) == 1
+    assert ran == ["first", "broken", "salty", "last"]
+
+
+def test_a_failing_study_shows_the_end_of_its_log(tmp_path):
+    error = run_all.run(Study("no_such_study", 1), tmp_path, smoke=False)
+    assert "No module named benchmarks.no_such_study" in error
+    assert "no_such_study.log" in error
+
+
+def test_a_smoke_run_is_small_and_leaves_the_committed_results_alone(tmp_path):
+    committed = (FOLDER / "results" / "refresh_bias.json").read_bytes()
+    assert run_all.run(Study("refresh_bias", 1), tmp_path, smoke=True) is None
+    assert (FOLDER / "results" / "refresh_bias.json").read_bytes() == committed
+    found = json.loads((tmp_path / "refresh_bias.json").read_text())
+    assert 0 < len(found["rows"]) < len(json.loads(committed)["rows"])
+    assert found["provenance"]["seeds"] == [0]
+    assert found["provenance"]["command"] == "python -m benchmarks.refresh_bias"
+
+
+def test_provenance_has_the_seeds_of_the_rows(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    rows = [{"seed": 2, "x": 1}, {"seed": 0, "x": 2}, {"seed": 2, "x": 3}, {"x": 4}]
+
+    def provenance(rows, **facts):
+        results.write("study", rows, **facts)
+        return results.read("study")["provenance"]
+
+    found = provenance(rows, steps=5)
+    assert found["seeds"] == [0, 2]
+    facts = {"command", "commit", "date", "python", "jax", "optax", "device", "steps"}
+    assert facts <= set(found)
+    assert provenance(rows, seeds=[7])["seeds"] == [7]
+    assert "seeds" not in provenance([{"x": 1}])
