@@ -10,6 +10,10 @@ from benchmarks.problems.summary import paired_ratio
 from examples.shared import compare
 
 SHARE = compare.SHARE
+ORDER = (
+    *("sgd", "adamw", "shampoo", "jorge", "jorge-composite"),
+    *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
+)
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -96,7 +100,7 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
     """The final runs of a workload, as the examples' own comparison."""
     data = results.read(f"workload_{name}")
     metric = data["provenance"]["metric"]
-    runs: dict[str, list[list[dict[str, Any]]]] = {}
+    runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in ORDER}
     for run in data["rows"]:
         if run["stage"] != "final":
             continue
@@ -106,7 +110,8 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
                 run["steps"], run["seconds"], run["curve"], strict=True
             )
         ]
-        runs.setdefault(run["optimizer"], []).append(rows)
+        runs[run["optimizer"]].append(rows)
+    runs = {name: seeds for name, seeds in runs.items() if seeds}
     target = SHARE * np.mean([rows[-1][metric] for rows in runs["sgd"]])
     return compare.Comparison(metric, float(target), runs), data
 
