@@ -84,8 +84,10 @@ STUDIES = (
     Study("length_study resnet", 60, (CIFAR,), "'shampoo, sgd'"),
     Study("workloads classification --tune", 60, (CIFAR,)),
     Study("workloads classification --final", 120, (CIFAR,), "sgd jorge"),
+    Study("workloads classification --short", 20, (CIFAR,)),
     Study("workloads segmentation --tune", 60),
     Study("workloads segmentation --final", 120, (), "sgd jorge-composite"),
+    Study("workloads segmentation --short", 20),
 )
 
 
