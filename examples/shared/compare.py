@@ -132,7 +132,8 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
     finals = [_value(rows[-1], metric) for seeds in runs.values() for rows in seeds]
     low, high = min(min(finals), target), max(*finals, target)
     margin = max(high - low, 0.02 * abs(target))
-    axes.set_ylim(low - 1.5 * margin, high + 0.5 * margin)
+    lowest = min(_value(rows[0], metric) for seeds in runs.values() for rows in seeds)
+    axes.set_ylim(max(low - 1.5 * margin, lowest), high + 0.5 * margin)
     axes.set(
         xlabel=key,
         ylabel=metric,
