@@ -248,6 +248,8 @@ def test_a_run_that_diverged_misses_and_is_drawn(comparison, tmp_path):
     gone = [{**row, "accuracy": None} for row in result.runs["sgd"][0]]
     broken = result._replace(runs={**result.runs, "jorge": [gone, gone]})
     assert "miss" in compare.table(broken).splitlines()[3]
+    compare.plot(broken, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Flags.

@@ -109,9 +109,12 @@ def table(comparison: Comparison) -> str:
 
 def plot(comparison: Comparison, path: pathlib.Path) -> None:
     """The metric against steps and against seconds; dots where the target is met."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    for axes, key in zip(figure.subplots(1, 2), ("step", "seconds"), strict=True):
-        _draw(axes, comparison, key)
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw(left, comparison, "step")
+    _draw(right, comparison, "seconds")
+    handles = left.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=5, fontsize="small")
     figure.savefig(path, dpi=130)
 
 
@@ -129,22 +132,27 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
         for rows in seeds:
             if hit := crossing(rows, metric, target):
                 axes.plot(hit[key], hit[metric], "o", color=color, mec="black", ms=6)
-    finals = [_value(rows[-1], metric) for seeds in runs.values() for rows in seeds]
-    low, high = min(min(finals), target), max(*finals, target)
+    values = [target, *_finite(runs, metric, -1)]
+    low, high = min(values), max(values)
     margin = max(high - low, 0.02 * abs(target))
-    lowest = min(_value(rows[0], metric) for seeds in runs.values() for rows in seeds)
-    axes.set_ylim(max(low - 1.5 * margin, lowest), high + 0.5 * margin)
+    lowest = min([low, *_finite(runs, metric, 0)])
+    axes.set_ylim(max(low - 1.5 * margin, lowest), high + 0.2 * margin)
     axes.set(
         xlabel=key,
         ylabel=metric,
         title=f"{metric}: seeds thin, mean thick; dots: the target is met",
     )
-    axes.legend(loc="lower right", fontsize="small")
 
 
 def _curve(rows: list[Row], key: str, metric: str) -> np.ndarray:
     """What is drawn of a run, [2, evaluations]; NaN where it diverged."""
     return np.array([[row[key] for row in rows], [row[metric] for row in rows]], float)
+
+
+def _finite(runs: dict[str, list[list[Row]]], metric: str, index: int) -> list[float]:
+    """The metric of one row of each run, those that diverged left out."""
+    values = (rows[index][metric] for seeds in runs.values() for rows in seeds)
+    return [value for value in values if value is not None]
 
 
 def _value(row: Row, metric: str) -> float:
