@@ -28,15 +28,14 @@ import numpy as np
 import optax
 from optax import contrib
 
-from benchmarks import results
+from benchmarks import rates, results
 from benchmarks.baselines.shampoo import ExactRoots
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
-from benchmarks.training_study import SEEDS, TUNING_SEED, Study, _rate, _rung
+from benchmarks.training_study import BESIDE, SEEDS, TUNING_SEED, Study
 from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
 
 MOMENTUM, B2, INTERVAL = 0.9, 0.95, 10
-RATES = results.sized(5, 1)
 # Where the search for a rate begins; None: at the problem's rate for SGD.
 LENGTHS: dict[str, float | None] = {
     "sgd": None,
@@ -136,41 +135,42 @@ def main() -> None:
     file = f"length_{problem.name}"
     study = Study(problem)
     adam_rate = study.best("adamw")
-    try:
-        rows = results.read(file)["rows"]
-    except FileNotFoundError:
-        rows = []
 
-    def run(train, name: str, stage: str, rate: float, seed: int) -> float:
+    def rows(name: str, stage: str) -> list[dict[str, Any]]:
+        key = {"variant": name, "stage": stage}
+        return [row for row in results.rows(file) if key.items() <= row.items()]
+
+    def run(train, name: str, stage: str, rate: float, seed: int) -> None:
         key = dict(variant=name, stage=stage, learning_rate=rate, seed=seed)
-        for row in rows:
-            if key.items() <= row.items():
-                return row["final"]
+        if any(key.items() <= row.items() for row in results.rows(file)):
+            return
         curve = train(rate, seed)
-        rows.append({**key, "final": curve[-1], "curve": curve})
-        results.write(file, rows, metric=problem.metric, adam_rate=adam_rate)
+        with results.lock():
+            all_rows = [
+                *results.rows(file),
+                {**key, "final": curve[-1], "curve": curve},
+            ]
+            results.write(file, all_rows, metric=problem.metric, adam_rate=adam_rate)
         print(problem.name, *key.values(), curve[-1], flush=True)
-        return curve[-1]
+
+    def best(name: str) -> float:
+        return min(rows(name, "tune"), key=study.badness)["learning_rate"]
 
     for name in sys.argv[2:] or names():
         make = functools.partial(variant, name, adam_rate=adam_rate, problem=problem)
         train = trainer(problem, lambda rate, make=make: make(rate=rate))
-        middle = _rung(LENGTHS[name.split(", ")[1]] or problem.central_rate)
-        rungs = list(range(middle - RATES // 2, middle + RATES // 2 + 1))
-
-        def badness(rung: int, train=train, name=name) -> float:
-            final = run(train, name, "tune", _rate(rung), TUNING_SEED)
-            if final is None:
-                return math.inf
-            return -final if problem.larger_is_better else final
-
-        while (best := min(rungs, key=badness)) in (min(rungs), max(rungs)):
-            if results.SMOKE:
-                break
-            rungs.append(best + (1 if best == max(rungs) else -1))
-        finals = [run(train, name, "final", _rate(best), seed) for seed in SEEDS[:3]]
+        middle = LENGTHS[name.split(", ")[1]] or problem.central_rate
+        rates.search(
+            {name: rates.around(middle, BESIDE)},
+            lambda name, rate, train=train: run(train, name, "tune", rate, TUNING_SEED),
+            best,
+            widen=not results.SMOKE,
+        )
+        for seed in SEEDS[:3]:
+            run(train, name, "final", best(name), seed)
+        finals = [row["final"] for row in rows(name, "final")]
         good = [value for value in finals if value is not None]
-        print(f"{name:<22} {_rate(best):g} {np.mean(good):.4f}", finals, flush=True)
+        print(f"{name:<22} {best(name):g} {np.mean(good):.4f}", finals, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from benchmarks import results
 from benchmarks.problems.summary import paired_ratio
 from examples.shared import compare
 
-SHARE = compare.SHARE
 ORDER = (
     *("sgd", "adamw", "shampoo", "jorge", "jorge-composite"),
     *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
@@ -112,7 +111,7 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
         ]
         runs[run["optimizer"]].append(rows)
     runs = {name: seeds for name, seeds in runs.items() if seeds}
-    target = SHARE * np.mean([rows[-1][metric] for rows in runs["sgd"]])
+    target = compare.SHARE * np.mean([rows[-1][metric] for rows in runs["sgd"]])
     return compare.Comparison(metric, float(target), runs), data
 
 

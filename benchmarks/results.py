@@ -4,7 +4,9 @@ If the environment variable BENCH_SMOKE names a folder, all studies run at the s
 size that exercises their code and write there: see run_all.py.
 """
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import pathlib
@@ -12,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -64,7 +67,25 @@ def read(name: str) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows written so far: none, if there is no such file."""
+    try:
+        return read(name)["rows"]
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def lock() -> Iterator[None]:
+    """Held by one process at a time: others may run other parts of the same study."""
+    with open(__file__) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _module_name() -> str:
     spec = sys.modules["__main__"].__spec__
     name = spec.name if spec else pathlib.Path(sys.argv[0]).stem
-    return " ".join([name, *sys.argv[1:]])
+    # Where things lay on that machine is nobody's concern.
+    plain = (pathlib.Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])
+    return " ".join([name, *plain])

@@ -18,7 +18,6 @@ Runs that are in the JSON are not run again. Without a stage it only prints.
 """
 
 import argparse
-import fcntl
 import functools
 import math
 from collections.abc import Callable
@@ -28,7 +27,7 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks import results
+from benchmarks import rates, results
 from benchmarks.baselines.muon import muon
 from benchmarks.baselines.psgd import psgd
 from benchmarks.baselines.shampoo import shampoo
@@ -123,8 +122,7 @@ class Study:
         ]
         curve = curves[0] if curves else _trainer(self.problem, plain)(rate, seed)
         print(self.problem.name, *row.values(), curve[-1], flush=True)
-        with open(__file__) as lock:  # another process may run other optimizers
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with results.lock():
             self._write([*self._read(), {**row, "final": curve[-1], "curve": curve}])
 
     def best(self, family: str) -> float:
@@ -132,30 +130,23 @@ class Study:
         runs = [r for r in self.rows("tune") if r["optimizer"] == TUNED[family]]
         if not runs:
             raise ValueError(f"{family} is not tuned yet: run --tune first.")
-        return min(runs, key=self._badness)["learning_rate"]
+        return min(runs, key=self.badness)["learning_rate"]
+
+    def badness(self, row: Row) -> float:
+        """Of the end of a run, to be minimised."""
+        if row["final"] is None:
+            return math.inf
+        return -row["final"] if self.problem.larger_is_better else row["final"]
 
     def tune(self, families: list[str]) -> None:
         """Until no best rate is at an edge and all have tried equally many."""
-        tried = {family: self._first_rungs(family) for family in families}
-        while True:
-            for family, rungs in tried.items():
-                for rung in sorted(rungs):
-                    self.run("tune", TUNED[family], _rate(rung), TUNING_SEED)
-            most = max(len(rungs) for rungs in tried.values())
-            settled = True
-            for family, rungs in tried.items():
-                best, low, high = _rung(self.best(family)), min(rungs), max(rungs)
-                if best == low:
-                    rungs |= {low - 1, low - 2}
-                elif best == high:
-                    rungs |= {high + 1, high + 2}
-                elif len(rungs) < most:
-                    rungs.add(low - 1 if best - low < high - best else high + 1)
-                else:
-                    continue
-                settled = False
-            if settled or results.SMOKE:
-                return
+        rates.search(
+            {family: self._first_rungs(family) for family in families},
+            lambda family, rate: self.run("tune", TUNED[family], rate, TUNING_SEED),
+            self.best,
+            beyond=2,
+            widen=not results.SMOKE,
+        )
 
     def final(self, names: list[str]) -> None:
         """Seed by seed, so that an interrupted study is balanced."""
@@ -220,22 +211,14 @@ class Study:
                     text += f" / {other}: {ratio}"
             print(text)
 
-    def _badness(self, row: Row) -> float:
-        if row["final"] is None:
-            return math.inf
-        return -row["final"] if self.problem.larger_is_better else row["final"]
-
     def _first_rungs(self, family: str) -> set[int]:
-        middle = _rung(CENTRAL_RATES.get(family, self.problem.central_rate))
+        middle = CENTRAL_RATES.get(family, self.problem.central_rate)
         runs = [r for r in self.rows("tune") if r["optimizer"] == TUNED[family]]
-        before = {_rung(row["learning_rate"]) for row in runs}
-        return set(range(middle - BESIDE, middle + BESIDE + 1)) | before
+        before = {rates.rung_of(row["learning_rate"]) for row in runs}
+        return rates.around(middle, BESIDE) | before
 
     def _read(self) -> list[Row]:
-        try:
-            return results.read(self.file)["rows"]
-        except FileNotFoundError:
-            return []
+        return results.rows(self.file)
 
     def _write(self, rows: list[Row]) -> None:
         tuning = [row["optimizer"] for row in rows if row["stage"] == "tune"]
@@ -249,14 +232,6 @@ class Study:
             target=self.target(rows),
             rates_tried={name: tuning.count(name) for name in sorted(set(tuning))},
         )
-
-
-def _rate(rung: int) -> float:
-    return float(f"{(1, 2, 5)[rung % 3]}e{rung // 3}")
-
-
-def _rung(rate: float) -> int:
-    return round(3 * math.log10(rate))
 
 
 def main() -> None:

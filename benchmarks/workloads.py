@@ -20,13 +20,11 @@ Answer: docs/results.md, from benchmarks/results/workload_*.json.
 
 import argparse
 import dataclasses
-import fcntl
 import math
 import pathlib
 from typing import Any
 
-from benchmarks import results
-from benchmarks.training_study import _rate, _rung
+from benchmarks import rates, results
 from examples.classification import configs as classification_configs
 from examples.classification import train as classification
 from examples.segmentation import configs as segmentation_configs
@@ -35,7 +33,7 @@ from examples.shared.config import Config, Run
 from examples.shared.loop import train
 
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2), (0,))
-OFFSETS = results.sized((-2, -1, 0, 1, 2), (0,))  # from the middle, tried first
+BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 MIDDLES = {
     "classification": {"sgd": 0.1, "adamw": 5e-3},
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
@@ -94,8 +92,7 @@ class Workload:
             "curve": [_rounded(r[task.metric]) for r in rows],
             "loss": [_rounded(r["loss"]) for r in rows],
         }
-        with open(__file__) as lock:  # another process may run other optimizers
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with results.lock():
             results.write(
                 f"workload_{self.name}",
                 [*self.rows(), row],
@@ -105,33 +102,16 @@ class Workload:
             )
 
     def tune(self) -> None:
-        """Rates around a middle, beyond a best one at the edge, equally many for both.
-
-        Both go on together until neither has its best at an edge.
-        """
-        tried = {
-            name: {_rung(middle) + offset for offset in OFFSETS}
-            for name, middle in MIDDLES[self.name].items()
-        }
-        while True:
-            for name, rungs in tried.items():
-                for rung in sorted(rungs):
-                    self._try(name, _rate(rung))
-            most = max(map(len, tried.values()))
-            settled = True
-            for name, rungs in tried.items():
-                rung = _rung(self._best(name))
-                if rung == min(rungs):
-                    rungs.add(rung - 1)
-                elif rung == max(rungs):
-                    rungs.add(rung + 1)
-                elif len(rungs) < most:
-                    rungs.add(max(rungs) + 1)
-                else:
-                    continue
-                settled = False
-            if settled or results.SMOKE:
-                return
+        """SGD and AdamW, equally many rates for both."""
+        rates.search(
+            {
+                name: rates.around(middle, BESIDE)
+                for name, middle in MIDDLES[self.name].items()
+            },
+            self._try,
+            self._best,
+            widen=not results.SMOKE,
+        )
 
     def _try(self, name: str, rate: float) -> None:
         settings = dataclasses.replace(getattr(self.config, name), learning_rate=rate)
@@ -147,10 +127,7 @@ class Workload:
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is."""
-        try:
-            return results.read(f"workload_{self.name}")["rows"]
-        except FileNotFoundError:
-            return []
+        return results.rows(f"workload_{self.name}")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -4,11 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from benchmarks import fashion_mnist, results
-from benchmarks.problems.problem import Problem
+from benchmarks.problems.problem import Problem, draw_batches
 
 STEPS, BATCH = results.sized(400, 3), 256
 
@@ -55,11 +54,7 @@ _load = functools.cache(fashion_mnist.load)
 
 
 def _batches(seed: int):
-    images, labels = _load("train")
-    rng = np.random.default_rng(seed)
-    for _ in range(STEPS):
-        index = rng.integers(len(images), size=BATCH)
-        yield images[index], labels[index]
+    return draw_batches(_load("train"), STEPS, BATCH, seed)
 
 
 @jax.jit

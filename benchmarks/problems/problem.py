@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from optax import contrib
 
 
@@ -54,3 +55,14 @@ class Problem:
             return None
         last = leaf.ndim - 1  # HWIO kernels: all but the output channels, at once
         return contrib.MuonDimensionNumbers(tuple(range(last)), last)
+
+
+def draw_batches(
+    arrays: tuple[np.ndarray, np.ndarray], steps: int, size: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Images and labels of each step, drawn with replacement."""
+    images, labels = arrays
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        index = rng.integers(len(images), size=size)
+        yield images[index], labels[index]

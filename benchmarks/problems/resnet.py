@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from benchmarks import results
-from benchmarks.problems.problem import Problem
+from benchmarks.problems.problem import Problem, draw_batches
 from examples.shared import files
 
 STEPS, BATCH, SIDE, HELD_OUT = results.sized(300, 3), 128, 16, 2000
@@ -123,11 +123,7 @@ def _load(split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _batches(seed: int):
-    images, labels = _load("train")
-    rng = np.random.default_rng(seed)
-    for _ in range(STEPS):
-        index = rng.integers(len(images), size=BATCH)
-        yield images[index], labels[index]
+    return draw_batches(_load("train"), STEPS, BATCH, seed)
 
 
 @jax.jit

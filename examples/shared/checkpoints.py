@@ -11,12 +11,9 @@ from orbax.checkpoint import checkpoint_managers
 class Checkpoints:
     """Those of one run."""
 
-    def __init__(
-        self, folder: pathlib.Path, metric: str, *, larger_is_better: bool, keep: int
-    ):
+    def __init__(self, folder: pathlib.Path, metric: str, *, keep: int):
         best = checkpoint_managers.BestN(
             get_metric_fn=lambda metrics: metrics[metric],
-            reverse=not larger_is_better,
             n=keep,
             keep_checkpoints_without_metrics=False,
         )

@@ -44,7 +44,7 @@ class Task(NamedTuple):
       train: batches from a step on, without end.
       test: batches of one evaluation.
       steps_per_epoch: whole batches in the training set.
-      metric: the name of the score that counts.
+      metric: the name of the score that counts; larger is better.
       finish: called at the end of a run with the model, in evaluation mode, and the
         run's folder.
     """
@@ -83,9 +83,7 @@ def train(task: Task, config: Config, run: Run) -> list[Row]:
     _claim(config, run, steps)
     graph, state = _start(task, built.transformation, run.seed)
     state = jax.device_put(state, placement.whole)
-    checkpoints = Checkpoints(
-        run.folder, task.metric, larger_is_better=True, keep=run.keep
-    )
+    checkpoints = Checkpoints(run.folder, task.metric, keep=run.keep)
     saved = checkpoints.restore({"state": state, "seconds": np.float64(0)})
     first, seconds = 0, 0.0
     if saved:
@@ -146,7 +144,10 @@ def train(task: Task, config: Config, run: Run) -> list[Row]:
                 log.write({name: _finite(value) for name, value in row.items()})
                 if at_end or interrupt.asked or step % save_every == 0:
                     checkpoints.save(step, carried, score)
-                bar.set_postfix(loss=f"{mean_loss:.3f}", **{task.metric: _short(score)})
+                bar.set_postfix(
+                    loss=f"{mean_loss:.3f}",
+                    **{task.metric: f"{score[task.metric]:.4f}"},
+                )
             losses.clear()
             if interrupt.asked and not at_end:
                 bar.close()
@@ -279,10 +280,6 @@ class _Interrupt:
 def _finite(value: Any) -> Any:
     """JSON has no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _short(score: dict[str, float]) -> str:
-    return f"{next(iter(score.values())):.4f}"
 
 
 def _text(value: Any) -> str:
