@@ -9,10 +9,9 @@ import jax
 import optax
 
 from jorge_optax._checks import check_number, is_zero
-from jorge_optax._grafting import along, graft_by, rescale, rescale_tiles
+from jorge_optax._grafting import along, graft_by, rescale_stacks, rescale_tiles
 from jorge_optax._on_tiles import at_least_float32, on_tiles
 from jorge_optax._rules import Composite, Series
-from jorge_optax._stacks import Stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._transform import scale_by_jorge, scale_stacks_by_jorge
 
@@ -156,7 +155,7 @@ def jorge(
         # momenta live on the stacks.
         sgd = optax.trace(momentum)
         direction = optax.chain(scale_stacks_by_jorge(**options), average)
-        step = on_tiles(graft_by(_rescale_stacks, sgd, direction), sgd, tiling=tiling)
+        step = on_tiles(graft_by(rescale_stacks, sgd, direction), sgd, tiling=tiling)
     else:
         raise ValueError(
             "grafting must be 'sgd', an optax transformation of unit learning rate or "
@@ -169,13 +168,6 @@ def jorge(
             optax.scale_by_learning_rate(learning_rate),
         )
     )
-
-
-def _rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
-    return {
-        key: rescale(lengths[key], tiles, axis=(-2, -1))
-        for key, tiles in directions.items()
-    }
 
 
 def _decay(weight_decay: Any, mask: Any) -> optax.GradientTransformation:

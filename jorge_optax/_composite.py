@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jorge_optax._roots import split_scale
+from jorge_optax._scales import split_scale
 
 Polynomial = tuple[float, ...]
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._roots import split_scale
+from jorge_optax._scales import MATRIX, column, split_scale, split_scales, together
 from jorge_optax._sharding import in_auto_axes
-from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
+from jorge_optax._stacks import Stacks, from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 
 
@@ -123,7 +123,7 @@ def graft_by(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def rescale(magnitude: jax.Array, direction: jax.Array, axis: Any = None) -> jax.Array:
+def rescale(magnitude: jax.Array, direction: jax.Array) -> jax.Array:
     """``direction`` at the length of ``magnitude``; zero stays zero.
 
     Norms are taken in float32 at least and scaled by the largest entry, so that
@@ -132,33 +132,44 @@ def rescale(magnitude: jax.Array, direction: jax.Array, axis: Any = None) -> jax
     Args:
       magnitude: array whose norm counts.
       direction: array whose direction counts.
-      axis: axes over which norms are taken; ``None`` is all.
 
     Returns:
       An array of the shape and dtype of ``direction``.
     """
+    # A matrix of one row, in a stack of its own.
     dtype = jnp.promote_types(direction.dtype, jnp.float32)
-    unit, _, norm = _unit_scale_norm(direction.astype(dtype), axis)
-    _, scale, length = _unit_scale_norm(magnitude.astype(dtype), axis)
-    factor = length / jnp.where(norm == 0, 1, norm)
-    return (unit * factor * scale).astype(direction.dtype)
+    rows = ({"": x.astype(dtype).reshape(1, 1, -1)} for x in (magnitude, direction))
+    grafted = rescale_stacks(*rows) if direction.size else {"": direction}
+    return grafted[""].reshape(direction.shape).astype(direction.dtype)
 
 
-def _unit_scale_norm(x: jax.Array, axis: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``x = unit * scale`` with the largest entry of unit near one, and its norm."""
-    axis = tuple(range(x.ndim)) if axis is None else axis
-    if not x.size:
-        return x, jnp.ones((), x.dtype), jnp.ones((), x.dtype)
-    unit, scale = split_scale(x, axis)
-    squares = jnp.sum(jnp.square(jnp.abs(unit)), axis, keepdims=True)
-    return unit, scale, jnp.sqrt(squares)
+def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
+    """:func:`rescale` of each tile of all stacks."""
+    if not directions:
+        return {}
+    split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
+    squares = [(jnp.sum(jnp.square(jnp.abs(unit)), MATRIX),) for unit, _ in split]
+    norms = together(lambda x: (jnp.sqrt(x),), squares)
+    number = len(directions)
+    factors = together(
+        lambda length, norm: (length / jnp.where(norm == 0, 1, norm),),
+        [(*a, *b) for a, b in zip(norms[number:], norms[:number], strict=True)],
+    )
+    # The power of two last: the product of both factors might not be finite.
+    return {
+        key: unit * column(factor) * column(scale)
+        for key, (unit, _), (_, scale), (factor,) in zip(
+            directions, split[:number], split[number:], factors, strict=True
+        )
+    }
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:
     """``step``, with the sign that takes it along ``direction`` and not against."""
     dtype = jnp.promote_types(direction.dtype, jnp.float32)
-    unit, _, _ = _unit_scale_norm(step.astype(dtype), None)
-    other, _, _ = _unit_scale_norm(direction.astype(dtype), None)
+    if not direction.size:
+        return step.astype(direction.dtype)
+    unit, other = (split_scale(x.astype(dtype))[0] for x in (step, direction))
     against = jnp.sum(unit * other) < 0
     return jnp.where(against, -step, step).astype(direction.dtype)
 
@@ -170,16 +181,17 @@ def rescale_tiles(
     tiling: Tiling,
     others: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> Any:
-    """:func:`rescale` with a norm for each tile; ``others`` for the other leaves."""
+    """:func:`rescale_stacks` of the tiles; ``others`` for the other leaves."""
     leaves, treedef = jax.tree.flatten(directions)
     plan = plan_tree(directions, tiling)
     magnitudes = jax.tree.leaves(lengths)
-    stacks = to_stacks(plan, leaves)
-    stacks_of_lengths = to_stacks(plan, magnitudes)
-    grafted = {
-        key: rescale(stacks_of_lengths[key], tiles, axis=(-2, -1))
-        for key, tiles in stacks.items()
-    }
+    wide = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
+    grafted = rescale_stacks(
+        *(
+            {key: tiles.astype(wide) for key, tiles in to_stacks(plan, tree).items()}
+            for tree in (magnitudes, leaves)
+        )
+    )
     rest = [
         leaf if leaf_plan.view else others(magnitude, leaf)
         for leaf_plan, magnitude, leaf in zip(

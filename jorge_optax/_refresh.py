@@ -9,14 +9,15 @@ themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jorge_optax._checks import is_zero
-from jorge_optax._roots import Roots, candidate_root, refresh_root_thin, split_scale
+from jorge_optax._roots import Roots, Side, damped, refresh_roots
+from jorge_optax._scales import MATRIX, split_scales
 from jorge_optax._stacks import Stacks
 
 # A stack's side is refreshed without its gram where that saves at least this share of
@@ -83,19 +84,24 @@ def refresh_by_series(
     """
     shapes = frozenset(gradient.shape for gradient in gradients.values())
     thin = thin_stacks(shapes, len(factors)) if is_zero(damping) else frozenset()
-    options: Any = dict(series=factors, precision=precision)
-    by_gram = jax.vmap(functools.partial(candidate_root, damping=damping, **options))
-    by_gradient = jax.vmap(functools.partial(refresh_root_thin, **options))
-
-    new: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
+    names: list[tuple[str, str]] = []
+    tall: list[Side] = []
     joined = _Joined()
     for key, side, root, g, scale, trace in _sides(roots, gradients):
         if gradients[key].shape[1:] in thin and g.shape[1] > g.shape[2]:
-            new[key][side] = by_gradient(root, g, scale)
+            names.append((key, side))
+            tall.append(Side(root, g, scale, trace))
         else:
             gram = jnp.matmul(g, g.mT, precision=precision)
+            if not is_zero(damping):
+                gram = damped(gram, trace, damping)
             joined.add((key, side), root, gram, scale, trace)
-    for (key, side), (candidate, accepted) in joined.map(by_gram):
+    batches = [Side(*batch) for batch in joined.batches()]
+    refreshed = refresh_roots(batches, tall, series=factors, precision=precision)
+    parts = [*joined.parts(refreshed[: len(batches)])]
+    parts += zip(names, refreshed[len(batches) :], strict=True)
+    new: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
+    for (key, side), (candidate, accepted) in parts:
         # Chosen here and not in the batch, where the choice would read all roots
         # and so keep XLA from writing each in its place.
         root = getattr(roots[key], side)
@@ -153,7 +159,8 @@ def refresh_by_statistics(
         statistic = jnp.where(kept[key], old, statistic)
         tracked[key][side] = statistic
         joined.add((key, side), statistic)
-    for (key, side), candidate in joined.map(jax.vmap(root)):
+    candidates = [jax.vmap(root)(*batch) for batch in joined.batches()]
+    for (key, side), candidate in joined.parts(candidates):
         old = getattr(roots[key], side)
         new[key][side] = jnp.where(kept[key], old, candidate.astype(old.dtype))
     return (
@@ -167,10 +174,12 @@ def _sides(roots: dict[str, Roots], gradients: Stacks) -> Iterator[tuple[Any, ..
 
     The gradient is divided by its scale.
     """
-    for key, gradient in gradients.items():
-        work_dtype = jnp.promote_types(roots[key].left.dtype, jnp.float32)
-        unit, scale = jax.vmap(split_scale)(gradient.astype(work_dtype))
-        trace = jnp.sum(jnp.square(unit), axis=(1, 2))
+    wide = [
+        gradient.astype(jnp.promote_types(roots[key].left.dtype, jnp.float32))
+        for key, gradient in gradients.items()
+    ]
+    for key, (unit, scale) in zip(gradients, split_scales(wide), strict=True):
+        trace = jnp.sum(jnp.square(unit), MATRIX)
         yield key, "left", roots[key].left, unit, scale, trace
         yield key, "right", roots[key].right, unit.mT, scale, trace
 
@@ -185,13 +194,17 @@ class _Joined:
         """Adds arrays ``[n, ...]``, of which the first is ``[n, m, m]``."""
         self._batches.setdefault(arrays[0].shape[-1], []).append((name, arrays))
 
-    def map(self, function: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-        """Names, and the parts of what the function makes of each batch."""
+    def batches(self) -> Iterator[list[jax.Array]]:
+        """The arrays of each batch."""
         for batch in self._batches.values():
             columns = zip(*(arrays for _, arrays in batch), strict=True)
-            results = function(*(jnp.concatenate(column) for column in columns))
+            yield [jnp.concatenate(column) for column in columns]
+
+    def parts(self, results: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Names, and their parts of what was made of each batch."""
+        for batch, result in zip(self._batches.values(), results, strict=True):
             start = 0
             for name, arrays in batch:
                 own = slice(start, start + len(arrays[0]))
-                yield name, jax.tree.map(lambda x, own=own: x[own], results)
+                yield name, jax.tree.map(lambda x, own=own: x[own], result)
                 start += len(arrays[0])

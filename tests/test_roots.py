@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax._roots import (
-    BINOMIAL_SERIES,
-    nearest_power_of_two,
-    refresh_root,
-    refresh_root_thin,
-    split_scale,
-)
+from jorge_optax._roots import BINOMIAL_SERIES, refresh_root, refresh_root_thin
+from jorge_optax._scales import nearest_power_of_two, split_scale
 from tests import oracle
 
 pytestmark = pytest.mark.usefixtures("x64")

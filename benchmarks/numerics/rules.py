@@ -20,7 +20,7 @@ from benchmarks.baselines.shampoo import ExactRoots
 from benchmarks.counts import matmul_flops
 from benchmarks.numerics.design import design
 from jorge_optax import Composite, Roots, Series
-from jorge_optax._roots import split_scale
+from jorge_optax._scales import split_scale
 
 EPS = 1e-6
 BEST_QUADRATIC = (-0.2304, 0.0727)  # of (1 + x)^(-1/4) on [0, 1]
