@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from jorge_optax._checks import check_number, is_zero
+from jorge_optax._checks import canonical_dtype, check_number, is_zero
 from jorge_optax._grafting import along, graft_by, rescale_stacks, rescale_tiles
 from jorge_optax._on_tiles import at_least_float32, on_tiles
 from jorge_optax._rules import Composite, Series
@@ -27,8 +27,10 @@ def jorge(
     damping: jax.typing.ArrayLike = 0.0,
     refresh: Series | Composite | None = None,
     grafting: str | optax.GradientTransformation | None = "sgd",
+    one_momentum: bool = False,
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
+    momentum_dtype: str | None = None,
     precision: Any = "highest",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Jorge: Shampoo's preconditioning without a matrix inverse.
@@ -80,9 +82,14 @@ def jorge(
         (the sign does not matter), and whose own step the leaves without roots take;
         or ``None`` for steps :math:`\eta m_t` (Algorithm 2 as it stands). Without
         grafting steps do not shrink with the gradient, so that the learning rate must.
+      one_momentum: keeps SGD's momentum :math:`s_t` alone, and preconditions it:
+        the direction is :math:`\hat L_t s_t \hat R_t`, the roots are refreshed from
+        :math:`s_t`, and :math:`m_t` is not needed. Only with ``grafting="sgd"``.
       tiling: how leaves are seen as matrices and cut into tiles, each with its own
         roots and its own grafted norm; ``None`` is ``Tiling()``.
       root_dtype: dtype in which roots are kept, by name.
+      momentum_dtype: dtype in which momenta are kept, by name; ``None`` is float32, or
+        that of the parameters if it is wider.
       precision: of the matrix products, as in :func:`jax.numpy.matmul`; without
         ``"highest"``, float32 products run in TF32 on recent GPUs.
 
@@ -143,7 +150,14 @@ def jorge(
         root_dtype=root_dtype,
         precision=precision,
     )
-    average = optax.ema(momentum, debias=False)
+    if momentum_dtype is not None:
+        momentum_dtype = canonical_dtype("momentum_dtype", momentum_dtype)
+    average = optax.ema(momentum, debias=False, accumulator_dtype=momentum_dtype)
+    if one_momentum and not isinstance(grafting, str):
+        raise ValueError(
+            "one_momentum keeps the momentum of SGD, whose length grafting='sgd' "
+            f"takes, but grafting is {grafting!r}. Leave one of the two out."
+        )
     if grafting is None:
         step = optax.chain(scale_by_jorge(tiling=tiling, **options), average)
     elif isinstance(grafting, optax.GradientTransformation):
@@ -153,9 +167,14 @@ def jorge(
     elif grafting == "sgd":
         # The same as the above with optax.trace(momentum), in fewer operations: both
         # momenta live on the stacks.
-        sgd = optax.trace(momentum)
-        direction = optax.chain(scale_stacks_by_jorge(**options), average)
-        step = on_tiles(graft_by(rescale_stacks, sgd, direction), sgd, tiling=tiling)
+        sgd = optax.trace(momentum, accumulator_dtype=momentum_dtype)
+        direction = scale_stacks_by_jorge(**options)
+        if one_momentum:
+            tiles = graft_by(rescale_stacks, optax.identity(), direction)
+            tiles = optax.chain(sgd, tiles)
+        else:
+            tiles = graft_by(rescale_stacks, sgd, optax.chain(direction, average))
+        step = on_tiles(tiles, sgd, tiling=tiling)
     else:
         raise ValueError(
             "grafting must be 'sgd', an optax transformation of unit learning rate or "

@@ -6,6 +6,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 
 def check_number(
     name: str, value: Any, rule: str, holds: Callable[[Any], bool], remedy: str = ""
@@ -28,3 +31,21 @@ def check_number(
 def is_zero(value: Any) -> bool:
     """Whether a value is the number 0, known before tracing."""
     return isinstance(value, numbers.Real) and value == 0
+
+
+def canonical_dtype(name: str, value: Any) -> Any:
+    """The dtype that a state is kept in; raises if it is none for that."""
+    choose = "Choose 'float32', 'bfloat16' or 'float64'."
+    try:
+        dtype = jnp.dtype("no dtype" if value is None else value)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must name a floating-point dtype, got {value!r}. {choose}"
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nexp < 8:
+        raise ValueError(
+            f"{name} must be a floating-point dtype with float32's range of exponents, "
+            f"got {dtype}: roots and momenta may be as small or large as gradients "
+            f"are. {choose}"
+        )
+    return jax.dtypes.canonicalize_dtype(dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._checks import check_number
+from jorge_optax._checks import canonical_dtype, check_number
 from jorge_optax._on_tiles import at_least_float32, on_tiles
 from jorge_optax._roots import Roots, apply_roots
 from jorge_optax._rules import Composite, Series
@@ -99,7 +99,7 @@ def scale_stacks_by_jorge(
             f"got {refresh!r}."
         )
     rule = refresh or Series()
-    dtype = _canonical_root_dtype(root_dtype)
+    dtype = canonical_dtype("root_dtype", root_dtype)
     precision = _canonical_precision(precision)
 
     def init_fn(params: Any) -> JorgeState:
@@ -164,23 +164,6 @@ def _refresh_is_due(count: jax.Array, update_interval: Any) -> jax.Array:
     # Schedules return floats, in which a large count would lose its last digits.
     interval = jnp.round(jnp.asarray(interval)).astype(jnp.int32)
     return count % jnp.maximum(interval, 1) == 0
-
-
-def _canonical_root_dtype(root_dtype: Any) -> Any:
-    try:
-        dtype = jnp.dtype("no dtype" if root_dtype is None else root_dtype)
-    except TypeError as error:
-        raise ValueError(
-            f"root_dtype must name a floating-point dtype, got {root_dtype!r}. Choose "
-            "'float32', 'bfloat16' or 'float64'."
-        ) from error
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).nexp < 8:
-        raise ValueError(
-            "root_dtype must be a floating-point dtype with float32's range of "
-            f"exponents, got {dtype}: a root may be as small or large as the gradient "
-            "to the power -1/2. Choose 'float32', 'bfloat16' or 'float64'."
-        )
-    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _canonical_precision(precision: Any) -> Any:
