@@ -18,7 +18,7 @@ class Flops(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The matrix products of a traced function, and its conditionals.
+    """The matrix products and convolutions of a traced function, and its conditionals.
 
     Products inside a conditional are those of a refresh: there is one, and the branch
     that keeps the roots has none.
@@ -48,6 +48,8 @@ def count_products(jaxpr) -> Products:
             shape = equation.invars[0].aval.shape
             contracted = math.prod(shape[axis] for axis in lhs)
             plain.append(2 * contracted * equation.outvars[0].aval.size)
+        elif equation.primitive.name == "conv_general_dilated":
+            plain.append(convolution_flops(equation))
         elif equation.primitive.name == "cond":
             found = [count_products(b.jaxpr) for b in equation.params["branches"]]
             largest = max(found, key=lambda branch: sum(branch.flops))
@@ -60,6 +62,34 @@ def count_products(jaxpr) -> Products:
                 refresh += more.refresh
                 conditionals += more.conditionals
     return Products(plain, refresh, conditionals)
+
+
+def convolution_flops(equation) -> int:
+    """Twice the multiplications of two numbers of which none is padding.
+
+    Nor are the zeros counted that dilation puts between numbers: so a convolution, its
+    gradient for the input and that for the kernel have the same number.
+    """
+    options, (image, kernel) = equation.params, [v.aval.shape for v in equation.invars]
+    out = equation.outvars[0].aval.shape
+    image_axes, kernel_axes, out_axes = options["dimension_numbers"]
+    total = 2 * out[out_axes[0]] * out[out_axes[1]] * kernel[kernel_axes[1]]
+    windows = zip(
+        image_axes[2:],
+        kernel_axes[2:],
+        out_axes[2:],
+        options["window_strides"],
+        options["padding"],
+        options["lhs_dilation"],
+        options["rhs_dilation"],
+        strict=True,
+    )
+    for i, k, o, stride, (low, _), spread, dilation in windows:
+        at = np.arange(out[o])[:, None] * stride - low
+        at = at + np.arange(kernel[k])[None] * dilation
+        inside = (at >= 0) & (at <= (image[i] - 1) * spread) & (at % spread == 0)
+        total *= int(inside.sum())
+    return total
 
 
 def _inner_jaxprs(equation):

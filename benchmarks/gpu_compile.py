@@ -1,197 +1,172 @@
 """What would a GPU run? Compiled for an A100 and an H100 on a machine without one.
 
-Question: how many operations does an update launch, are they one CUDA graph, are roots
-copied, is any decomposition called?
+Question: how many operations do an update and a whole training step launch, are they in
+CUDA graphs, are roots copied, is any decomposition called, and what is the least time
+that the device allows?
 Method: XLA's GPU compiler with a description of the device, by way of
 jax.experimental.topologies; operations are counted in the optimized program, graphs in
-its sequence of thunks. Nothing runs, so there is no timing, and none is claimed. Needs
-the extra `gpu`.
-Answer: docs/results.md, from benchmarks/results/gpu_compile.json.
+its sequence of thunks. Products and convolutions are counted in the traced program.
+Nothing runs, so there is no timing, and none is claimed. Needs the extras `gpu` and
+`examples`. Rows that a JSON has are not compiled again: to have all anew, delete it.
+Answer: docs/results.md, from benchmarks/results/gpu_compile.json (updates alone) and
+gpu_steps.json (whole training steps).
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu_compile
 """
 
-import collections
-import glob
-import math
-import re
+import functools
+import itertools
 import sys
-import tempfile
 
 import jax
-import numpy as np
 import optax
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import results
-from benchmarks.update_cost import MODELS, optimizers
+from benchmarks import counts, gpu_target, gpu_text, results, training_steps
+from benchmarks import update_cost as alone
+from benchmarks.baselines.shampoo import shampoo
+from jorge_optax import Composite, jorge
 
-TARGET = """
-gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  shared_memory_per_block: 49152 shared_memory_per_core: {shared}
-  shared_memory_per_block_optin: {optin}
-  core_count: {cores} fpus_per_core: {fpus} clock_rate_ghz: {clock}
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: {bandwidth} l2_cache_size: {l2} device_memory_size: 85899345920
-  cuda_compute_capability {{ major: {major} minor: 0 feature_extension: {features} }}
-  driver_version: "12.9.0" runtime_version: "12.9.0"
-  compile_time_toolkit_version: "12.9.0" dnn_version: "9.8.0"
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
-device_description_str: "{name}"
-"""
-DEVICES = {
-    "A100": {
-        "shared": 164 * 1024,
-        "optin": 163 * 1024,
-        "cores": 108,
-        "fpus": 64,
-        "clock": 1.41,
-        "bandwidth": 2_039_000_000_000,
-        "l2": 40 << 20,
-        "major": 8,
-        "features": "NONE",
-        "name": "NVIDIA A100-SXM4-80GB",
-    },
-    "H100": {
-        "shared": 228 * 1024,
-        "optin": 227 * 1024,
-        "cores": 132,
-        "fpus": 128,
-        "clock": 1.98,
-        "bandwidth": 3_352_000_000_000,
-        "l2": 50 << 20,
-        "major": 9,
-        "features": "ACCELERATED_FEATURES",
-        "name": "NVIDIA H100 80GB HBM3",
-    },
-}
-BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "f64": 8, "pred": 1}
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(")
+INTERVAL = 50
+# As jorge, but no operation of the update starts before all gradients are there.
+BARRIER = "jorge, barrier"
+# Those of training_steps, which are the paper's; smaller in a smoke run.
+SIZES = results.sized(
+    {"resnet50": {}, "deeplabv3_resnet50": {}}, {"resnet50": {"batch": 2, "size": 64}}
+)
 
 
-def compile_for(device: str, function, structs, donate_argnums):
-    """The compiled function, and the text of its thunks."""
-    devices = topologies.get_topology_desc(
-        platform="cuda",
-        topology_name="",
-        target_config=TARGET.format(**DEVICES[device]),
-        topology="1x1x1",
-    ).devices
-    sharding = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec())
-    structs = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "xla_dump_to": folder,
-            "xla_dump_hlo_as_text": True,
-            "xla_gpu_enable_triton_gemm": False,
-            "xla_gpu_enable_analytical_sol_latency_estimator": False,
-        }
-        jitted = jax.jit(function, donate_argnums=donate_argnums)
-        compiled = jitted.lower(*structs).compile(compiler_options=options)
-        pattern = folder + "/*thunk_sequence_after_thunk_passes.txt"
-        with open(sorted(glob.glob(pattern))[-1]) as file:
-            return compiled, file.read()
+def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
+    """By name, each with weight decay."""
+    options = dict(momentum=0.9, weight_decay=1e-3, update_interval=INTERVAL)
+    return {
+        **{name: alone.optimizers()[name] for name in ("sgd", "adamw")},
+        "jorge": jorge(0.1, **options),
+        "composite": jorge(0.1, refresh=Composite(), **options),
+        "shampoo": shampoo(0.1, **options),
+    }
 
 
-def count(text: str) -> dict[str, collections.Counter]:
-    """Operations by computation: the entry, and the branches of conditionals."""
-    computations, branches, name = {}, [], None
-    for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
-        if head:
-            name = "entry" if head[1] else head[2]
-            computations[name] = collections.Counter()
-        instruction = INSTRUCTION.match(line)
-        if not instruction or name is None:
-            continue
-        shape, operation = instruction.groups()
-        found = computations[name]
-        if operation == "fusion":
-            found["kernels"] += 1
-        elif operation == "conditional":
-            found["conditionals"] += 1
-            branches += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
-            for names in re.findall(r"branch_computations=\{([^}]*)\}", line):
-                branches += [part.strip().lstrip("%") for part in names.split(",")]
-        elif operation == "copy":
-            found["copies"] += 1
-            found["copied_bytes"] += _bytes(shape)
-        elif operation == "custom-call":
-            target = re.findall(r'custom_call_target="([^"]+)"', line)[0]
-            kind = "matmuls" if "cublas" in target else "other_calls"
-            found["cusolver_calls" if "cusolver" in target else kind] += 1
-    return {key: computations[key] for key in ("entry", *branches)}
+def update(optimizer, params, state, grads):
+    """The update alone."""
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
 
 
-def _bytes(shape: str) -> int:
-    match = re.match(r"(\w+)\[([\d,]*)\]", shape)
-    if not match:
-        return 0
-    sizes = [int(size) for size in match[2].split(",") if size]
-    return BYTES.get(match[1], 4) * math.prod(sizes)
-
-
-def measure(model: str, name: str, optimizer, device: str) -> dict:
-    """One row: what a plain step and a refresh step launch."""
-
-    def step(params, state, grads):
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = MODELS[model]()
+def measure_update(model: str, name: str, device: str) -> dict:
+    """One row: what the update of a plain step and of a refresh step launches."""
+    optimizer, params = optimizers()[name], alone.MODELS[model]()
     state = jax.eval_shape(optimizer.init, params)
-    compiled, thunks = compile_for(device, step, (params, state, params), (0, 1))
-    entry, *branches = count(compiled.as_text()).values()
-    # The branch that keeps the roots has no matrix products.
-    branches = sorted(branches, key=lambda branch: branch["matmuls"])
-    plain = entry + branches[0] if branches else entry
-    refresh = entry + branches[-1] if branches else None
-    top = re.findall(r"^\d+: (k\w+)", thunks, re.MULTILINE)
+    step = functools.partial(update, optimizer)
+    program = gpu_target.compile_for(device, step, (params, state, params), (0, 1))
+    flops = counts.matmul_flops(optimizer.update, params, state, params)
+    least = least_bytes(state, params)
+    gradients = counts.tree_bytes(params)
+    least = {kind: value + gradients for kind, value in least.items()}
     return {
         "model": model,
         "optimizer": name,
         "device": device,
-        "plain": _row(plain),
-        "refresh": refresh and _row(refresh),
-        "one_cuda_graph": top == ["kCommandBuffer"],
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "stacks": len(optax.tree.get(state, "roots", ())),
+        **_compiled(program),
+        "flops": flops._asdict(),
+        "least_bytes": least,
+        "bound_seconds": {
+            "plain": gpu_target.bound_seconds(
+                device, float32=flops.plain, bytes_=least["plain"]
+            ),
+            "refresh": gpu_target.bound_seconds(
+                device, float32=sum(flops), bytes_=least["refresh"]
+            ),
+        },
     }
 
 
-def _row(found: collections.Counter) -> dict:
-    names = ("kernels", "matmuls", "copies", "conditionals", "cusolver_calls")
-    row = {name: found[name] for name in (*names, "other_calls")}
+def measure_step(model: str, name: str, device: str) -> dict:
+    """One row: what a whole training step launches."""
+    optimizer = optimizers()["jorge" if name == BARRIER else name]
+    scoped = in_scope(optimizer, barrier=name == BARRIER)
+    step = training_steps.make(model, scoped, **SIZES[model])
+    structs = step.state, step.batch
+    program = gpu_target.compile_for(device, step.function, structs, (0,))
+    params, _, state = step.state
+    whole = counts.matmul_flops(step.function, *structs)
+    mine = counts.matmul_flops(optimizer.update, params, state, params)
+    others = counts.tree_bytes(step.batch) + 2 * counts.tree_bytes(step.state[1])
+    least = {kind: b + others for kind, b in least_bytes(state, params).items()}
+    forward_and_backward = whole.plain - mine.plain
     return {
-        **row,
-        "operations": sum(row.values()),
-        "copied_bytes": found["copied_bytes"],
+        "model": model,
+        "optimizer": name,
+        "device": device,
+        "batch": step.batch["image"].shape[0],
+        "size": step.batch["image"].shape[1],
+        "stacks": len(optax.tree.get(state, "roots", ())),
+        **_compiled(program),
+        **gpu_text.optimizers_part(program.text, program.thunks),
+        "model_flops": forward_and_backward,
+        "optimizer_flops": mine._asdict(),
+        "least_bytes": least,
+        "bound_seconds": {
+            kind: gpu_target.bound_seconds(
+                device, float32=flops, tf32=forward_and_backward, bytes_=least[kind]
+            )
+            for kind, flops in (("plain", mine.plain), ("refresh", sum(mine)))
+        },
+    }
+
+
+def in_scope(optimizer, barrier: bool = False) -> optax.GradientTransformation:
+    """The same, with operations that can be told from those of the model."""
+
+    def scoped(updates, state, params=None):
+        updates = jax.lax.optimization_barrier(updates) if barrier else updates
+        with jax.named_scope("optimizer"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, scoped)
+
+
+def least_bytes(state, params) -> dict[str, int]:
+    """Bytes that an update must read or write, gradients left out.
+
+    Parameters and state are read and written; on a plain step roots are read only, and
+    the statistics of a rule that has them rest.
+    """
+    roots = counts.tree_bytes(optax.tree.get(state, "roots", ()))
+    rest = counts.tree_bytes(optax.tree.get(state, "statistics", ()))
+    all_ = 2 * (counts.tree_bytes(params) + counts.tree_bytes(state))
+    return {"plain": all_ - roots - 2 * rest, "refresh": all_}
+
+
+def _compiled(program: gpu_target.Program) -> dict:
+    plain, refresh = gpu_text.plain_and_refresh(program.text)
+    return {
+        "plain": plain,
+        "refresh": refresh,
+        "temporary_bytes": program.temporary_bytes,
+        "compile_seconds": round(program.seconds, 1),
+        **gpu_text.graph_counts(program.thunks),
     }
 
 
 def main() -> None:
     """Compiles all and writes the JSON."""
-    rows = []
-    try:
-        for device in results.sized(DEVICES, ("A100",)):
-            for model in MODELS:
-                for name, optimizer in optimizers().items():
-                    rows.append(measure(model, name, optimizer, device))
-                    print(rows[-1], flush=True)
-    except (NotImplementedError, RuntimeError) as error:
-        sys.exit(
-            "Skipped: this machine cannot compile for a GPU. Install the extra `gpu` "
-            "(jax-cuda12-plugin of jax's own version) and set JAX_PLATFORMS=cpu. "
-            f"The error was: {error}"
-        )
-    results.write("gpu_compile", rows)
+    if why := gpu_target.why_not():
+        sys.exit(f"Skipped. {why}")
+    devices = results.sized(tuple(gpu_target.DEVICES), ("A100",))
+    names = results.sized(tuple(optimizers()), ("sgd", "jorge"))
+    more = results.sized((BARRIER,), ())
+    for file, measure, models, chosen in (
+        ("gpu_compile", measure_update, alone.MODELS, names),
+        ("gpu_steps", measure_step, SIZES, (*names, *more)),
+    ):
+        rows = results.rows(file)
+        known = {(row["device"], row["model"], row["optimizer"]) for row in rows}
+        for device, model, name in itertools.product(devices, models, chosen):
+            if (device, model, name) not in known:
+                rows.append(measure(model, name, device))
+                print(rows[-1], flush=True)
+                results.write(file, rows, update_interval=INTERVAL)
 
 
 if __name__ == "__main__":

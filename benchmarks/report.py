@@ -14,7 +14,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import report_plots, report_rules, report_workloads, results
+from benchmarks import (
+    report_costs,
+    report_gpu,
+    report_plots,
+    report_rules,
+    report_scaling,
+    report_workloads,
+    results,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -90,42 +98,6 @@ def update_cost() -> str:
     )
 
 
-def gpu_compile() -> str:
-    """Operations of a plain and of a refresh step."""
-    table = []
-    for row in results.read("gpu_compile")["rows"]:
-        plain, refresh = row["plain"], row["refresh"]
-        table.append(
-            [
-                row["device"],
-                row["model"],
-                row["optimizer"],
-                f"{plain['operations']} ({plain['kernels']}, {plain['matmuls']})",
-                f"{plain['copied_bytes']} B",
-                f"{refresh['operations']} ({refresh['kernels']}, {refresh['matmuls']})"
-                if refresh
-                else "",
-                str(plain["cusolver_calls"]),
-                "yes" if row["one_cuda_graph"] else "no",
-                f"{row['temporary_bytes'] / 1e6:.0f} MB",
-            ]
-        )
-    return markdown(
-        [
-            "for",
-            "model",
-            "optimizer",
-            "operations of a plain step (kernels, matmuls)",
-            "copied in it",
-            "of a refresh step",
-            "cusolver calls",
-            "one CUDA graph",
-            "temporary",
-        ],
-        table,
-    )
-
-
 def _seeds(values: list[float], digits: int = 4) -> str:
     return (
         f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
@@ -184,7 +156,6 @@ def _made(function: Callable[..., report_rules.Table], *arguments: str):
 
 TABLES = {
     "adamw_study": adamw_study,
-    "gpu_compile": gpu_compile,
     "interval_study": interval_study,
     "refresh_bias": refresh_bias,
     "tiles_study": tiles_study,
@@ -192,12 +163,26 @@ TABLES = {
     **{
         function.__name__: _made(function)
         for function in (
+            report_costs.memory,
+            report_costs.memory_runs,
+            report_costs.steps,
+            report_costs.summary,
+            report_costs.updates,
+            report_gpu.gpu_aims,
+            report_gpu.gpu_bounds,
+            report_gpu.gpu_compile,
+            report_gpu.gpu_shares,
+            report_gpu.gpu_steps,
             report_rules.numerics_arithmetic,
             report_rules.numerics_cosine,
             report_rules.numerics_endurance,
             report_rules.numerics_terms,
             report_rules.rule_cost,
             report_rules.start_study,
+            report_scaling.scaling_depth,
+            report_scaling.scaling_interval,
+            report_scaling.scaling_tile,
+            report_scaling.scaling_width,
         )
     },
     **{

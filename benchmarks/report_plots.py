@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks import report_workloads, rule_plot
+from benchmarks import report_workloads, rule_plot, scaling_plot
 from benchmarks.numerics import plots
 
 FOLDER = pathlib.Path(__file__).parent.parent / "docs" / "images"
@@ -44,6 +44,7 @@ PLOTS = {
     "numerics_endurance.png": Plot(
         plots.endurance_data, _styled(plots.endurance_figure)
     ),
+    "scaling.png": Plot(scaling_plot.data, _styled(scaling_plot.figure)),
     **{
         f"{name}.png": Plot(
             functools.partial(report_workloads.plot_data, name), report_workloads.plot

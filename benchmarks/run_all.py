@@ -55,8 +55,11 @@ class Study(NamedTuple):
 FASHION, CIFAR, PSGD, CUDA = "Fashion-MNIST", "CIFAR-10", "psgd-jax", "CUDA plugin"
 STUDIES = (
     Study("update_cost", 10, smoke="--rounds 1 --steps 2"),
-    Study("gpu_compile", 10, (CUDA,)),
+    Study("scaling_study", 10),
+    Study("gpu_compile", 20, (CUDA,)),
+    Study("step_cost", 60, (PSGD,), smoke_needs=()),
     Study("rule_cost", 1),
+    Study("memory_study", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
     Study("refresh_bias", 5),
     # These record gradients of all problems; a smoke run, of one that needs no data.
     Study("numerics.terms", 10, (FASHION, CIFAR), smoke_needs=()),
@@ -78,6 +81,7 @@ STUDIES = (
             ("resnet", CIFAR, "--final", 60, "--only sgd"),
         )
     ),
+    Study("problem_costs", 5, (FASHION, CIFAR, PSGD), smoke_needs=()),
     # These take AdamW's rate from the ones before.
     Study("length_study mlp", 30, (FASHION,), "'muon, shape' 'jorge, adam'"),
     Study("length_study autoencoder", 30, (FASHION,), "'composite, own'"),

@@ -3,22 +3,30 @@
 import contextlib
 import importlib
 import io
+from collections.abc import Callable
+from typing import Any
 
 import optax
 import optax.transforms._clipping
 
 
 def psgd(
-    learning_rate: optax.Schedule, momentum: float = 0.9
+    learning_rate: optax.Schedule,
+    momentum: float = 0.9,
+    update_probability: Callable[..., Any] | None = None,
 ) -> optax.GradientTransformation:
     """PSGD-Kron as its authors set it; it refreshes at every one of the first steps.
 
-    Its update probability stays at 1 for 500 steps, longer than the problems here.
+    Their update probability stays at 1 for 500 steps, longer than the problems here,
+    and falls to 0.03; a function of the count, from 1 on, takes its place.
     """
     # The package takes clipping from where optax once had it.
     optax._src.clipping = optax.transforms._clipping  # pyright: ignore
     kron = importlib.import_module("psgd_jax.kron")  # no part of any extra: see above
-    inner = kron.kron(learning_rate, b1=momentum)
+    options = {}
+    if update_probability is not None:
+        options["preconditioner_update_probability"] = update_probability
+    inner = kron.kron(learning_rate, b1=momentum, **options)
 
     def init_fn(params):
         with contextlib.redirect_stdout(io.StringIO()):  # it prints its sizes

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,11 +11,25 @@ import optax
 from benchmarks.problems.problem import Problem
 
 Curve = list[float | None]
+MakeOptimizer = Callable[[jax.typing.ArrayLike], optax.GradientTransformation]
+
+
+def make_step(problem: Problem, make_optimizer: MakeOptimizer) -> Callable[..., Any]:
+    """A compiled step: parameters, model's and optimizer's state, batch, rate."""
+
+    # No scan over steps: on CPUs XLA's convolutions are ten times slower in a loop.
+    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+    def step(params, model_state, state, batch, rate):
+        gradient = jax.grad(problem.loss, has_aux=True)
+        grads, model_state = gradient(params, model_state, batch)
+        updates, state = make_optimizer(rate).update(grads, state, params)
+        return optax.apply_updates(params, updates), model_state, state
+
+    return step
 
 
 def trainer(
-    problem: Problem,
-    make_optimizer: Callable[[jax.typing.ArrayLike], optax.GradientTransformation],
+    problem: Problem, make_optimizer: MakeOptimizer
 ) -> Callable[[float, int], Curve]:
     """A function of learning rate and seed that trains; it compiles once for all.
 
@@ -27,13 +42,7 @@ def trainer(
       numbers are not finite.
     """
 
-    # No scan over steps: on CPUs XLA's convolutions are ten times slower in a loop.
-    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def step(params, model_state, state, batch, rate):
-        gradient = jax.grad(problem.loss, has_aux=True)
-        grads, model_state = gradient(params, model_state, batch)
-        updates, state = make_optimizer(rate).update(grads, state, params)
-        return optax.apply_updates(params, updates), model_state, state
+    step = make_step(problem, make_optimizer)
 
     def train(rate: float, seed: int) -> Curve:
         params, model_state = problem.init(seed)

@@ -1,0 +1,201 @@
+"""What does a whole training step cost with each optimizer? The paper's first table.
+
+Question: how long is a training step with SGD, AdamW, Jorge, Shampoo with exact roots,
+Muon and PSGD-Kron, how much of it is the optimizer, and how long does it compile?
+Method: the examples' ResNet-50 and DeepLabv3 on random images, and for the optimizer
+alone the parameters of Mask R-CNN, too. One process; in each round every optimizer
+takes two steps, of which, for those with roots, one is plain and one a refresh. All
+steps are kept, but for the first round. What an interval of k costs is
+plain + (refresh - plain) / k, of the medians. Compilations are interleaved, too. FLOPs,
+of matrix products and convolutions, are counted on the traced program.
+Answer: docs/results.md, from benchmarks/results/step_cost.json.
+
+    python -m benchmarks.step_cost [PART ...]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import contenders, counts, results, shapes, training_steps
+
+SHAPES = {
+    "resnet50": lambda: shapes.resnet(50),
+    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
+    "maskrcnn_resnet50_fpn": shapes.maskrcnn_resnet50_fpn,
+    "resnet18": lambda: shapes.resnet(18),
+}
+
+
+class Part(NamedTuple):
+    """Something to be measured.
+
+    Attributes:
+      model: name of the model.
+      batch: images, 0 for the update alone.
+      size: pixels of a side.
+      rounds: of steps.
+      compilations: of SGD, AdamW and Jorge; all others are compiled once.
+      leave_out: optimizers that are not measured here.
+    """
+
+    model: str
+    batch: int
+    size: int
+    rounds: int
+    compilations: int
+    leave_out: tuple[str, ...] = ()
+
+
+PARTS = results.sized(
+    {
+        # At a minute for every two steps, only what the paper's table has.
+        "resnet50": Part("resnet50", 64, 224, 3, 3, ("composite", "muon", "psgd")),
+        "resnet50-8": Part("resnet50", 8, 224, 4, 1),
+        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 4, 3),
+        "update-resnet50": Part("resnet50", 0, 0, 4, 5),
+        "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 3, 3),
+        "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 3, 3),
+    },
+    {"update-resnet18": Part("resnet18", 0, 0, 2, 1, ("shampoo", "psgd"))},
+)
+
+
+class Program(NamedTuple):
+    """A function to compile, the shapes of its arguments, and how to start it."""
+
+    function: Callable[..., Any]
+    structs: tuple[Any, ...]
+    start: Callable[[], tuple[Any, Any]]  # what is carried on, and what stays
+
+
+def program(part: Part, optimizer: optax.GradientTransformation) -> Program:
+    """A training step, or the update alone."""
+    if part.batch:
+        step = training_steps.make(
+            part.model, optimizer, batch=part.batch, size=part.size
+        )
+        return Program(
+            step.function,
+            (step.state, step.batch),
+            lambda: (
+                training_steps.start(part.model, optimizer),
+                training_steps.random_batch(part.model, step.batch),
+            ),
+        )
+
+    def update(carried: Any, grads: Any) -> tuple[Any, Any]:
+        params, state = carried
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), ()
+
+    params = SHAPES[part.model]()
+    state = jax.eval_shape(optimizer.init, params)
+
+    def start() -> tuple[Any, Any]:
+        rng = np.random.default_rng(0)
+        grads = jax.tree.map(
+            lambda s: jnp.asarray(0.01 * rng.normal(size=s.shape), s.dtype), params
+        )
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
+        return (zeros, optimizer.init(zeros)), grads
+
+    return Program(update, ((params, state), params), start)
+
+
+def compile_all(part: Part, programs: dict[str, Program]) -> dict[str, Any]:
+    """The compiled programs, and the seconds of lowering and compiling each."""
+    compiled, seconds = {}, {name: [] for name in programs}
+    for turn in range(part.compilations):
+        jax.clear_caches()
+        for name, own in programs.items():
+            if turn and name not in ("sgd", "adamw", "jorge"):
+                continue
+            start = time.perf_counter()
+            jitted = jax.jit(own.function, donate_argnums=0)
+            lowered = jitted.lower(*own.structs)
+            middle = time.perf_counter()
+            compiled[name] = lowered.compile()
+            end = time.perf_counter()
+            seconds[name].append((middle - start, end - middle))
+            print(part.model, name, "compiled", *seconds[name][-1], flush=True)
+    return {"compiled": compiled, "seconds": seconds}
+
+
+def time_all(part: Part, programs: dict[str, Program], compiled: dict) -> dict:
+    """Seconds of the steps of each, by kind; the first round is left out."""
+    seconds = {name: {"plain": [], "refresh": []} for name in programs}
+    live = {name: own.start() for name, own in programs.items()}
+    for turn in range(part.rounds):
+        for name, run in compiled.items():
+            carried, rest = live.pop(name)
+            for kind in ("refresh", "plain"):  # steps 0 and 1, 2 and 3, ...
+                start = time.perf_counter()
+                carried, _ = jax.block_until_ready(run(carried, rest))
+                if turn:
+                    seconds[name][kind].append(time.perf_counter() - start)
+            live[name] = carried, rest
+        print(part.model, "round", turn, flush=True)
+    for name, kinds in seconds.items():
+        if name not in contenders.WITH_ROOTS:  # all steps are alike
+            seconds[name] = {"plain": kinds["plain"] + kinds["refresh"]}
+    return seconds
+
+
+def measure(label: str, part: Part) -> list[dict]:
+    """A row for each optimizer."""
+    chosen = {
+        name: optimizer
+        for name, optimizer in contenders.contenders().items()
+        if not name.startswith(part.leave_out or ("-",))
+    }
+    programs = {name: program(part, optimizer) for name, optimizer in chosen.items()}
+    both = compile_all(part, programs)
+    steps = time_all(part, programs, both["compiled"])
+    rows = []
+    for name, own in programs.items():
+        found = counts.count_products(
+            jax.make_jaxpr(own.function)(*own.structs).jaxpr
+        ).flops
+        memory = both["compiled"][name].memory_analysis()
+        rows.append(
+            {
+                "part": label,
+                **{key: getattr(part, key) for key in ("model", "batch", "size")},
+                "optimizer": name,
+                "flops": found._asdict(),
+                "state_bytes": counts.tree_bytes(_optimizer_state(part, own)),
+                "temporary_bytes": memory.temp_size_in_bytes,
+                "lower_and_compile_seconds": both["seconds"][name],
+                "step_seconds": steps[name],
+            }
+        )
+    return rows
+
+
+def _optimizer_state(part: Part, own: Program) -> Any:
+    carried = own.structs[0]
+    return carried.opt_state if part.batch else carried[1]
+
+
+def main() -> None:
+    """Measures the parts named, or all that the JSON lacks."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    arguments = parser.parse_args()
+    done = {row["part"] for row in results.rows("step_cost")}
+    names = arguments.parts or [name for name in PARTS if name not in done]
+    for name in names:
+        rows = measure(name, PARTS[name])
+        others = [row for row in results.rows("step_cost") if row["part"] != name]
+        results.write("step_cost", others + rows, seeds=[0])
+
+
+if __name__ == "__main__":
+    main()

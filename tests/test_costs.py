@@ -1,0 +1,108 @@
+"""The studies of cost: that they measure what they say."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks import (
+    contenders,
+    memory_study,
+    report_costs,
+    step_cost,
+    training_steps,
+)
+from jorge_optax import jorge
+
+PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in contenders.contenders() if "psgd" not in n]
+)
+def test_every_contender_moves_all_parameters(name):
+    optimizer = contenders.contenders()[name]
+    grads = jax.tree.map(lambda x: 0.1 * x, PARAMS)
+    updates, _ = optimizer.update(grads, optimizer.init(PARAMS), PARAMS)
+    chex.assert_trees_all_equal_shapes(updates, PARAMS)
+    for update in jax.tree.leaves(updates):
+        assert np.all(np.asarray(update) < 0)
+
+
+def test_muon_orthogonalises_kernels_and_matrices_but_no_vectors():
+    numbers = contenders.kernel_dimensions(PARAMS)
+    assert numbers["kernel"].reduction_axis == (0, 1, 2)
+    assert numbers["kernel"].output_axis == 3
+    assert numbers["dense"].output_axis == 1
+    assert numbers["b"] is None
+
+
+def test_of_two_steps_one_refreshes():
+    """What time_all takes for granted: steps 0, 2, ... refresh, 1, 3, ... do not."""
+    optimizer = contenders.contenders()["jorge"]
+    state = optimizer.init(PARAMS)
+    roots = [optax.tree.get(state, "roots")]
+    for _ in range(4):
+        _, state = optimizer.update(PARAMS, state, PARAMS)
+        roots.append(optax.tree.get(state, "roots"))
+    same = [
+        all(
+            np.array_equal(a, b)
+            for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+        )
+        for x, y in zip(roots, roots[1:], strict=False)
+    ]
+    assert same == [False, True, False, True]
+
+
+def test_amortised_is_between_plain_and_refresh():
+    row = {
+        "optimizer": "jorge",
+        "step_seconds": {"plain": [1.0, 3.0, 1.0], "refresh": [6.0, 5.0, 7.0]},
+    }
+    assert report_costs._amortised(row, 1) == 6.0
+    assert report_costs._amortised(row, 5) == 2.0
+    assert report_costs._amortised({**row, "optimizer": "psgd"}, 5) == 1.15
+    alike = {"optimizer": "sgd", "step_seconds": {"plain": [2.0, 4.0]}}
+    assert report_costs._amortised(alike, 5) == 3.0
+
+
+def test_a_training_step_learns():
+    optimizer = jorge(0.01)
+    step = training_steps.make("resnet50", optimizer, batch=2, size=32)
+    state = training_steps.start("resnet50", optimizer)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        jax.tree.leaves(state), jax.tree.leaves(step.state)
+    )
+    batch = training_steps.random_batch("resnet50", step.batch)
+    run = jax.jit(step.function)
+    losses = []
+    for _ in range(4):
+        state, loss = run(state, batch)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_program_of_the_update_alone_is_the_optimizers():
+    optimizer = optax.sgd(0.5)
+    part = step_cost.Part("resnet18", 0, 0, 1, 1)
+    program = step_cost.program(part, optimizer)
+    (params, state), grads = program.start()
+    (new, _), _ = program.function((params, state), grads)
+    expected = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+    chex.assert_trees_all_close(new, expected, rtol=1e-6)
+
+
+# --- memory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", memory_study.MODELS)
+def test_an_option_set_takes_no_more_than_adamw(model):
+    """The claim of README and docs, for all models."""
+    small = memory_study.size("one momentum, all in bfloat16", model)
+    assert small["over_adamw"] < 0.86
+    tiles = memory_study.size("jorge, all in bfloat16, tiles of 64", model)
+    assert tiles["over_adamw"] < 1.001
+    assert memory_study.size("jorge", model)["over_adamw"] > 1.9
