@@ -22,7 +22,7 @@ import jax
 import optax
 
 from benchmarks import counts, gpu_target, gpu_text, results, training_steps
-from benchmarks import update_cost as alone
+from benchmarks import updates as alone
 from benchmarks.baselines.shampoo import shampoo
 from jorge_optax import Composite, jorge
 

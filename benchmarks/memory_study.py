@@ -67,7 +67,13 @@ VARIANTS: dict[str, Maker] = {
         _jorge, one_momentum=True, refresh=Composite(), **BOTH
     ),
 }
-TRAINED = results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"])
+TRAINED = {
+    "mlp": results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"]),
+    "resnet": (
+        *("sgd", "jorge", "one momentum, all in bfloat16", "composite"),
+        *("composite, one momentum, all in bfloat16", "jorge, all in bfloat16"),
+    ),
+}
 
 
 def size(variant: str, model: str) -> dict:
@@ -119,7 +125,7 @@ def main() -> None:
 
     add(None)
     for name in problems:
-        for variant in TRAINED:
+        for variant in TRAINED[name]:
             for seed in SEEDS:
                 wanted = dict(kind="run", variant=variant, problem=name, seed=seed)
                 rows = results.rows("memory_study")

@@ -55,49 +55,6 @@ def refresh_bias() -> str:
     return markdown(["", *(f"{side} x {side}" for side in sides)], table)
 
 
-def update_cost() -> str:
-    """The update alone, of two models."""
-    rows = results.read("update_cost")["rows"]
-    table = []
-    for row in rows:
-        compile_, ratio = row["compile_seconds"], row["compile_over_adamw"]
-        flops, step = row["matmul_flops"], row["step_seconds"]
-        jorge = row["optimizer"] == "jorge"
-        least = row.get("least_matmul_flops")
-        ms = {
-            k: f"{1e3 * v['median']:.0f}"
-            for k, v in step.items()
-            if k != "plain_over_adamw"
-        }
-        table.append(
-            [
-                row["model"],
-                row["optimizer"],
-                f"{row['lowered_characters'] / 1e3:.0f} kB",
-                f"{compile_['median']:.1f} s",
-                f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
-                f"{flops['plain'] / 1e9:.1f}" if jorge else "0",
-                _refresh_text(flops["refresh"], least["refresh"]) if least else "",
-                f"{row['state_bytes'] / 1e6:.0f} MB",
-                ms["plain"] + (f", refresh {ms['refresh']}" if jorge else ""),
-            ]
-        )
-    return markdown(
-        [
-            "model",
-            "optimizer",
-            "lowered text",
-            "compile",
-            "compile over AdamW's (spread)",
-            "matmul GFLOP, each step",
-            "a refresh (over the least)",
-            "state",
-            "step, ms, CPU",
-        ],
-        table,
-    )
-
-
 def _seeds(values: list[float], digits: int = 4) -> str:
     return (
         f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
@@ -146,10 +103,6 @@ def adamw_study() -> str:
     )
 
 
-def _refresh_text(flops: int, least: int) -> str:
-    return f"{flops / 1e9:.0f} ({flops / least:.3f})"
-
-
 def _made(function: Callable[..., report_rules.Table], *arguments: str):
     return lambda: markdown(*function(*arguments))
 
@@ -159,7 +112,6 @@ TABLES = {
     "interval_study": interval_study,
     "refresh_bias": refresh_bias,
     "tiles_study": tiles_study,
-    "update_cost": update_cost,
     **{
         function.__name__: _made(function)
         for function in (
@@ -179,6 +131,7 @@ TABLES = {
             report_rules.numerics_terms,
             report_rules.rule_cost,
             report_rules.start_study,
+            report_scaling.gpu_depth,
             report_scaling.scaling_depth,
             report_scaling.scaling_interval,
             report_scaling.scaling_tile,

@@ -112,7 +112,9 @@ def memory_runs() -> Table:
             ]
             seeds = ", ".join("diverged" if f is None else f"{f:.4f}" for f in finals)
             good = [final for final in finals if final is not None]
-            cells.append(f"{np.mean(good):.4f} ({seeds})" if good else seeds)
+            cells.append(
+                f"{np.mean(good):.4f} ({seeds})" if good else seeds or "not run"
+            )
         table.append([variant, *cells])
     header = [f"{p}: test accuracy, mean (seeds)" for p in problems]
     return ["", *header], table

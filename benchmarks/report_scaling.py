@@ -196,3 +196,15 @@ def scaling_interval() -> Table:
         "over AdamW's step",
     ]
     return header, table
+
+
+def gpu_depth() -> Table:
+    """Compile time for an A100; layers down."""
+    table = []
+    for row in results.read("gpu_depth")["rows"]:
+        seconds = row["compile_seconds"]
+        ratio = np.median(np.divide(seconds["jorge"], seconds["adamw"]))
+        medians = [_short(float(np.median(seconds[name]))) for name in TITLES]
+        table.append([str(row["depth"]), *medians, _short(float(ratio))])
+    header = ["layers of 64 x 64", *(f"{title}, s" for title in TITLES.values())]
+    return [*header, "Jorge over AdamW"], table

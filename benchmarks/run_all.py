@@ -54,9 +54,9 @@ class Study(NamedTuple):
 
 FASHION, CIFAR, PSGD, CUDA = "Fashion-MNIST", "CIFAR-10", "psgd-jax", "CUDA plugin"
 STUDIES = (
-    Study("update_cost", 10, smoke="--rounds 1 --steps 2"),
     Study("scaling_study", 10),
     Study("gpu_compile", 20, (CUDA,)),
+    Study("gpu_depth", 5, (CUDA,)),
     Study("step_cost", 60, (PSGD,), smoke_needs=()),
     Study("rule_cost", 1),
     Study("memory_study", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
@@ -120,7 +120,7 @@ def run(study: Study, folder: pathlib.Path, smoke: bool) -> str | None:
     """Runs one; the end of what it printed if it failed, None if not."""
     module, *arguments = shlex.split(study.command + f" {study.smoke}" * smoke)
     environment = {"BENCH_SMOKE": str(folder)} if smoke else {}
-    if module == "gpu_compile":
+    if module.startswith("gpu_"):
         environment["JAX_PLATFORMS"] = "cpu"
     log = folder / f"{study.command.replace(' ', '_')}.log"
     with log.open("w") as file:

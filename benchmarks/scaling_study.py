@@ -3,7 +3,7 @@
 Question: how do the time of a step, the operations of its matrix products, the bytes of
 state and temporaries and the time to compile grow with the width of a layer, the number
 of layers, the size of tiles and the interval between refreshes?
-Method: the update alone, as in update_cost.py, of three families of parameters: one
+Method: the update alone, as in updates.py, of three families of parameters: one
 square layer of width 256 to 8192; 10 to 1000 layers of 64 x 64; ResNet-50 in tiles of
 at most 64 to 2048 (steps only up to 512). One process; compilations and steps of SGD,
 AdamW and Jorge interleaved; medians with the smallest and the largest. The first step
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import counts, results, shapes, update_cost
+from benchmarks import counts, results, shapes, updates
 from jorge_optax import Tiling, jorge
 from jorge_optax._stacks import plan_tree
 
@@ -37,7 +37,7 @@ SIDE = 64  # of the layers of all depths
 TILES = results.sized((64, 128, 256, 512, 1024, 2048), (256, 512))
 LARGEST_TIMED = results.sized(512, 256)
 MODEL = results.sized(50, 18)  # layers of the ResNet in tiles
-ROUNDS, STEPS = results.sized((3, 31), (1, 12))
+ROUNDS, STEPS = results.sized((2, 21), (1, 12))
 
 
 class Case(NamedTuple):
@@ -72,7 +72,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """All of them; the largest with fewer rounds or steps."""
-    few_steps, few_rounds = min(STEPS, 21), min(ROUNDS, 2)
+    few_steps, few_rounds = min(STEPS, 12), 1
     return [
         *(Case("width", w, steps=STEPS if w < 4096 else few_steps) for w in WIDTHS),
         *(Case("depth", d, rounds=ROUNDS if d < 1000 else few_rounds) for d in DEPTHS),
@@ -81,9 +81,9 @@ def cases() -> list[Case]:
 
 
 def optimizers(tiling: Tiling) -> dict[str, Any]:
-    """Those of update_cost.py, with a tiling."""
+    """Those of updates.py, with a tiling."""
     own = jorge(0.1, 0.9, 1e-3, update_interval=INTERVAL, tiling=tiling)
-    return {**update_cost.optimizers(), "jorge": own}
+    return {**updates.optimizers(), "jorge": own}
 
 
 def formula_flops(params: Any, tiling: Tiling) -> counts.Flops:
@@ -111,9 +111,9 @@ def measure(case: Case) -> list[dict[str, Any]]:
             "optimizer": name,
             "rounds": case.rounds,
             "steps": case.steps,
-            "lower_seconds": update_cost.spread(lower[name]),
-            "compile_seconds": update_cost.spread(compile_[name]),
-            "compile_over_adamw": update_cost.spread(
+            "lower_seconds": updates.spread(lower[name]),
+            "compile_seconds": updates.spread(compile_[name]),
+            "compile_over_adamw": updates.spread(
                 np.divide(compile_[name], compile_["adamw"])
             ),
             "matmul_flops": flops._asdict(),
@@ -121,7 +121,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
             "state_bytes": counts.tree_bytes(state),
             "temporary_bytes": compiled[name].memory_analysis().temp_size_in_bytes,
             "step_seconds": {
-                kind: update_cost.spread(values)
+                kind: updates.spread(values)
                 for kind, values in seconds[name].items()
                 if values
             },
@@ -145,7 +145,7 @@ def time_compilations(case: Case) -> tuple[dict, dict, dict]:
     for _ in range(case.rounds):
         jax.clear_caches()
         for name, optimizer in optimizers(case.tiling).items():
-            _, compiled[name], *both = update_cost.compile_update(optimizer, params)
+            _, compiled[name], *both = updates.compile_update(optimizer, params)
             lower.setdefault(name, []).append(both[0])
             compile_.setdefault(name, []).append(both[1])
     return lower, compile_, compiled

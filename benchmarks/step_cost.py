@@ -55,10 +55,8 @@ class Part(NamedTuple):
 
 PARTS = results.sized(
     {
-        # At a minute for every two steps, only what the paper's table has.
-        "resnet50": Part("resnet50", 64, 224, 3, 3, ("composite", "muon", "psgd")),
-        "resnet50-8": Part("resnet50", 8, 224, 4, 1),
-        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 4, 3),
+        "resnet50-8": Part("resnet50", 8, 224, 3, 1),
+        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 2),
         "update-resnet50": Part("resnet50", 0, 0, 4, 5),
         "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 3, 3),
         "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 3, 3),

@@ -148,13 +148,10 @@ def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
     if not directions:
         return {}
     split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
-    squares = [(jnp.sum(jnp.square(jnp.abs(unit)), MATRIX),) for unit, _ in split]
-    norms = together(lambda x: (jnp.sqrt(x),), squares)
+    squares = [jnp.sum(jnp.square(jnp.abs(unit)), MATRIX) for unit, _ in split]
     number = len(directions)
-    factors = together(
-        lambda length, norm: (length / jnp.where(norm == 0, 1, norm),),
-        [(*a, *b) for a, b in zip(norms[number:], norms[:number], strict=True)],
-    )
+    ratios = zip(squares[number:], squares[:number], strict=True)
+    factors = together(_ratio_of_norms, [*ratios])
     # The power of two last: the product of both factors might not be finite.
     return {
         key: unit * column(factor) * column(scale)
@@ -162,6 +159,10 @@ def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
             directions, split[:number], split[number:], factors, strict=True
         )
     }
+
+
+def _ratio_of_norms(length: jax.Array, norm: jax.Array) -> tuple[jax.Array]:
+    return (jnp.sqrt(length) / jnp.where(norm == 0, 1, jnp.sqrt(norm)),)
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:
@@ -185,7 +186,7 @@ def rescale_tiles(
     leaves, treedef = jax.tree.flatten(directions)
     plan = plan_tree(directions, tiling)
     magnitudes = jax.tree.leaves(lengths)
-    wide = jnp.promote_types(jnp.result_type(*leaves), jnp.float32)
+    wide = jnp.result_type(jnp.float32, *leaves)
     grafted = rescale_stacks(
         *(
             {key: tiles.astype(wide) for key, tiles in to_stacks(plan, tree).items()}

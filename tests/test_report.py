@@ -34,6 +34,11 @@ CHANGES = {
         {"rule": "paper", "stream": "waking direction", "tile": "32x16"},
         lambda row: add(row["history"]["smallest"], 2),
     ),
+    "scaling.png": (
+        "scaling_study",
+        {"axis": "depth", "value": 100, "optimizer": "jorge"},
+        lambda row: add(row["compile_seconds"], "median"),
+    ),
 }
 
 
