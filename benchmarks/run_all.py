@@ -130,19 +130,12 @@ def run(study: Study, folder: pathlib.Path, smoke: bool) -> str | None:
             env={**os.environ, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
-            preexec_fn=_take_one_core,
             check=False,
         )
     if process.returncode == 0:
         return None
     last = log.read_text().strip().splitlines()[-1:]
     return f"{' '.join(last)} ({log})"
-
-
-def _take_one_core() -> None:
-    """On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def run_all(
@@ -188,6 +181,12 @@ def needs_of(study: Study, smoke: bool) -> tuple[str, ...]:
     return study.needs
 
 
+def take_one_core() -> None:
+    """On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # studies inherit it
+
+
 def main() -> None:
     """Runs all, or those named."""
     parser = argparse.ArgumentParser()
@@ -200,6 +199,7 @@ def main() -> None:
         for study in STUDIES
         if not names or any(name in study.command for name in names)
     ]
+    take_one_core()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-")) if smoke else FOLDER
     failures = run_all(studies, folder, smoke=smoke, resume=not smoke and not names)
     if smoke and not failures:

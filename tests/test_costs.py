@@ -70,8 +70,8 @@ def test_amortised_is_between_plain_and_refresh():
 
 
 def test_a_training_step_learns():
-    optimizer = jorge(0.01)
-    step = training_steps.make("resnet50", optimizer, batch=2, size=32)
+    optimizer = jorge(0.001)
+    step = training_steps.make("resnet50", optimizer, batch=4, size=64)
     state = training_steps.start("resnet50", optimizer)
     chex.assert_trees_all_equal_shapes_and_dtypes(
         jax.tree.leaves(state), jax.tree.leaves(step.state)
@@ -79,7 +79,7 @@ def test_a_training_step_learns():
     batch = training_steps.random_batch("resnet50", step.batch)
     run = jax.jit(step.function)
     losses = []
-    for _ in range(4):
+    for _ in range(3):
         state, loss = run(state, batch)
         losses.append(float(loss))
     assert losses[-1] < losses[0] - 0.5
