@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax import contrib
 
-from benchmarks.baselines.muon import muon
+from benchmarks.baselines.muon import dimension_numbers, muon
 from benchmarks.baselines.psgd import psgd
 from benchmarks.baselines.shampoo import shampoo
 from jorge_optax import Composite, jorge
@@ -48,13 +47,7 @@ def _every_second(count: jax.Array) -> jax.Array:
 def kernel_dimensions(params: Any) -> Any:
     """Muon's dimension numbers: kernels, HWIO or IO, as matrices, outputs last."""
 
-    def numbers(leaf: Any) -> Any:
-        last = leaf.ndim - 1
-        if last < 1:
-            return None
-        return contrib.MuonDimensionNumbers(tuple(range(last)), last)
-
-    return jax.tree.map(numbers, params)
+    return jax.tree.map(dimension_numbers, params)
 
 
 def _decayed(

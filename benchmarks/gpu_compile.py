@@ -46,17 +46,11 @@ def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
     }
 
 
-def update(optimizer, params, state, grads):
-    """The update alone."""
-    updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-
 def measure_update(model: str, name: str, device: str) -> dict:
     """One row: what the update of a plain step and of a refresh step launches."""
     optimizer, params = optimizers()[name], alone.MODELS[model]()
     state = jax.eval_shape(optimizer.init, params)
-    step = functools.partial(update, optimizer)
+    step = functools.partial(alone.update, optimizer)
     program = gpu_target.compile_for(device, step, (params, state, params), (0, 1))
     flops = counts.matmul_flops(optimizer.update, params, state, params)
     least = least_bytes(state, params)

@@ -8,12 +8,12 @@ Answer: docs/results.md, from benchmarks/results/gpu_depth.json.
     JAX_PLATFORMS=cpu python -m benchmarks.gpu_depth
 """
 
+import functools
 import sys
 
 import jax
 
 from benchmarks import gpu_target, results, updates
-from benchmarks.gpu_compile import update
 
 DEPTHS = results.sized((10, 30, 100, 300, 1000), (2, 4))
 SIDE, DEVICE = 64, "A100"
@@ -25,10 +25,7 @@ def compile_seconds(name: str, depth: int) -> float:
     layer = jax.ShapeDtypeStruct((SIDE, SIDE), "float32")
     params = {f"layer{i}": layer for i in range(depth)}
     state = jax.eval_shape(optimizer.init, params)
-
-    def step(params, state, grads):
-        return update(optimizer, params, state, grads)
-
+    step = functools.partial(updates.update, optimizer)
     return gpu_target.compile_for(DEVICE, step, (params, state, params), (0, 1)).seconds
 
 

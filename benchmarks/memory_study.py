@@ -25,10 +25,7 @@ from benchmarks.problems.training import trainer
 from jorge_optax import Composite, Tiling, jorge
 
 MODELS = {
-    "resnet18": lambda: shapes.resnet(18),
-    "resnet50": lambda: shapes.resnet(50),
-    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-    "maskrcnn_resnet50_fpn": shapes.maskrcnn_resnet50_fpn,
+    **shapes.MODELS,
     "transformer": lambda: jax.eval_shape(lambda: language_model.init(0)),
 }
 RATES = {"mlp": 0.1, "resnet": 0.2}  # SGD's, from training_study

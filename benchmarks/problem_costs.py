@@ -14,10 +14,9 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
-from benchmarks import counts, results, training_study, workloads
+from benchmarks import counts, results, training_study, updates, workloads
 from benchmarks.problems import PROBLEMS
 from benchmarks.problems.training import make_step
 from examples.shared import optimizers
@@ -61,12 +60,7 @@ def measure(name: str) -> list[dict]:
                 seconds[key].append((time.perf_counter() - start) / len(batches))
         print(name, "round", turn, flush=True)
     for key, row in rows.items():
-        values = seconds[key]
-        row["step_seconds"] = {
-            "median": float(np.median(values)),
-            "min": min(values),
-            "max": max(values),
-        }
+        row["step_seconds"] = updates.spread(seconds[key])
     return list(rows.values())
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report_workloads, results
-from benchmarks.problems.summary import steps_to
+from benchmarks.report_rules import Table, mean_and_seeds, steps_to_target
+from benchmarks.report_scaling import amortised
 from examples.shared import compare
 
-Table = tuple[list[str], list[list[str]]]
 Row = dict[str, Any]
 
 PSGD_SHARE = 0.03  # of PSGD-Kron's steps refresh, once it has begun
@@ -110,11 +110,7 @@ def memory_runs() -> Table:
                 for row in rows
                 if (row["variant"], row["problem"]) == (variant, problem)
             ]
-            seeds = ", ".join("diverged" if f is None else f"{f:.4f}" for f in finals)
-            good = [final for final in finals if final is not None]
-            cells.append(
-                f"{np.mean(good):.4f} ({seeds})" if good else seeds or "not run"
-            )
+            cells.append(mean_and_seeds(finals, 4) if finals else "not run")
         table.append([variant, *cells])
     header = [f"{p}: test accuracy, mean (seeds)" for p in problems]
     return ["", *header], table
@@ -173,15 +169,7 @@ def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
     ):
         key = {"stage": "final", "optimizer": optimizer}
         runs = [row for row in data["rows"] if key.items() <= row.items()]
-        steps = [
-            steps_to(
-                facts["target"],
-                row["curve"],
-                larger_is_better=facts["larger_is_better"],
-                every=facts["steps"] // 100,
-            )
-            for row in runs
-        ]
+        steps = [steps_to_target(row, facts) for row in runs]
         cost = costs[name, optimizer.removesuffix("/sgd-rate")]
         found = [step for step in steps if step]
         seconds = [step * cost["step_seconds"]["median"] for step in found]
@@ -234,13 +222,14 @@ def _plain(row: Row) -> float:
     return float(np.median(row["step_seconds"]["plain"]))
 
 
-def _amortised(row: Row, interval: int) -> float:
+def _amortised(row: Row, interval: float) -> float:
     """Seconds of a mean step; PSGD-Kron refreshes with its own probability."""
     if not _refreshes(row):
         return _plain(row)
     more = float(np.median(_refreshes(row))) - _plain(row)
-    share = PSGD_SHARE if row["optimizer"] == "psgd" else 1 / interval
-    return _plain(row) + share * more
+    if row["optimizer"] == "psgd":
+        interval = 1 / PSGD_SHARE
+    return amortised(_plain(row), more, interval)
 
 
 def _compile(row: Row) -> float:

@@ -14,6 +14,14 @@ OUTSIDE = {
     "kCopy": "copies",
     "kConditional": "the conditional",  # there is one
 }
+# Columns that the tables of updates and of whole steps have in common.
+LAUNCHED = (
+    *("for", "model", "optimizer"),
+    "operations of a plain step (kernels, matmuls, copies)",
+    "of a refresh step",
+)
+MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
+ROOM_AND_TIME = ("temporary", "compile")
 RULES = ("jorge", "composite")
 BARRIER = "jorge, barrier"  # as gpu_compile.py calls it
 # Of the operations of a step, by the optimizer at an interval of 50.
@@ -24,35 +32,17 @@ def gpu_compile() -> Table:
     """Operations of the update alone."""
     table = []
     for row in results.read("gpu_compile")["rows"]:
-        plain, refresh = row["plain"], row["refresh"]
-        each = plain["precondition"] / row["stacks"] if row["stacks"] else None
+        made = row["plain"]["precondition"]
+        each = made / row["stacks"] if row["stacks"] else None
         table.append(
             [
-                *_names(row),
-                _operations(plain),
-                _operations(refresh),
+                *_launched(row),
                 "" if each is None else f"{each:.1f}",
-                _copied(plain),
-                str((refresh or plain)["cusolver_calls"]),
-                _graphs(row),
-                _megabytes(row["temporary_bytes"]),
-                f"{row['compile_seconds']:.0f} s",
+                *_moved_and_called(row),
+                *_room_and_time(row),
             ]
         )
-    header = [
-        "for",
-        "model",
-        "optimizer",
-        "operations of a plain step (kernels, matmuls, copies)",
-        "of a refresh step",
-        "to precondition, per stack",
-        "copied in a plain step (of roots)",
-        "cusolver calls",
-        "CUDA graphs",
-        "temporary",
-        "compile",
-    ]
-    return header, table
+    return [*LAUNCHED, "to precondition, per stack", *MOVED, *ROOM_AND_TIME], table
 
 
 def gpu_steps() -> Table:
@@ -61,40 +51,21 @@ def gpu_steps() -> Table:
     rows = results.read("gpu_steps")["rows"]
     order = list(dict.fromkeys((row["device"], row["model"]) for row in rows))
     for row in sorted(rows, key=lambda r: order.index((r["device"], r["model"]))):
-        plain, refresh = row["plain"], row["refresh"]
         inside = f"{row['of_these_in_one_graph']} of {row['optimizer_operations']}"
         if row["conditional_in_that_graph"] is not None:
             also = "with" if row["conditional_in_that_graph"] else "without"
             inside += f", {also} the conditional"
         table.append(
             [
-                *_names(row),
-                _operations(plain),
-                _operations(refresh),
-                str(plain["convolutions"]),
-                _copied(plain),
-                str((refresh or plain)["cusolver_calls"]),
-                _graphs(row),
+                *_launched(row),
+                str(row["plain"]["convolutions"]),
+                *_moved_and_called(row),
                 inside,
-                _megabytes(row["temporary_bytes"]),
-                f"{row['compile_seconds']:.0f} s",
+                *_room_and_time(row),
             ]
         )
-    header = [
-        "for",
-        "model",
-        "optimizer",
-        "operations of a plain step (kernels, matmuls, copies)",
-        "of a refresh step",
-        "cuDNN calls",
-        "copied in a plain step (of roots)",
-        "cusolver calls",
-        "CUDA graphs",
-        "optimizer's operations in one graph",
-        "temporary",
-        "compile",
-    ]
-    return header, table
+    more = "cuDNN calls", "optimizer's operations in one graph"
+    return [*LAUNCHED, more[0], *MOVED, more[1], *ROOM_AND_TIME], table
 
 
 def gpu_bounds() -> Table:
@@ -239,6 +210,20 @@ def _names(row: dict) -> list[str]:
     return [row["device"], row["model"], row["optimizer"]]
 
 
+def _launched(row: dict) -> list[str]:
+    return [*_names(row), _operations(row["plain"]), _operations(row["refresh"])]
+
+
+def _moved_and_called(row: dict) -> list[str]:
+    calls = (row["refresh"] or row["plain"])["cusolver_calls"]
+    return [_copied(row["plain"]), str(calls), _graphs(row)]
+
+
+def _room_and_time(row: dict) -> list[str]:
+    temporary = f"{row['temporary_bytes'] / 1e6:.0f} MB"
+    return [temporary, f"{row['compile_seconds']:.0f} s"]
+
+
 def _operations(found: dict | None) -> str:
     if found is None:
         return ""
@@ -252,10 +237,6 @@ def _copied(found: dict) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} B"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
 
 
 def _is_one_graph(row: dict) -> bool:

@@ -37,10 +37,20 @@ def rule_cost() -> Table:
     return header, table
 
 
-def _mean_and_seeds(values: list[float | None], digits: int) -> str:
+def mean_and_seeds(values: list[float | None], digits: int) -> str:
     good = [value for value in values if value is not None]
     seeds = ", ".join("diverged" if v is None else f"{v:.{digits}f}" for v in values)
     return f"{np.mean(good):.{digits}f} ({seeds})" if good else "all diverged"
+
+
+def steps_to_target(row: dict[str, Any], facts: dict[str, Any]) -> int | None:
+    """Of a run of training_study, from its curve and the file's provenance."""
+    return steps_to(
+        facts["target"],
+        row["curve"],
+        larger_is_better=facts["larger_is_better"],
+        every=facts["steps"] // 100,
+    )
 
 
 def training(problem: str) -> Table:
@@ -50,12 +60,7 @@ def training(problem: str) -> Table:
     finals = [row for row in data["rows"] if row["stage"] == "final"]
     steps = {}
     for row in finals:
-        reached = steps_to(
-            facts["target"],
-            row["curve"],
-            larger_is_better=facts["larger_is_better"],
-            every=facts["steps"] // 100,
-        )
+        reached = steps_to_target(row, facts)
         steps.setdefault(row["optimizer"], {})[row["seed"]] = reached
     table = []
     for name in dict.fromkeys(row["optimizer"] for row in finals):
@@ -73,7 +78,7 @@ def training(problem: str) -> Table:
             [
                 name,
                 f"{rows[0]['learning_rate']:g}",
-                _mean_and_seeds([row["final"] for row in rows], digits),
+                mean_and_seeds([row["final"] for row in rows], digits),
                 ", ".join(str(s or "missed") for s in steps[name].values()),
                 *ratios,
             ]
@@ -140,7 +145,7 @@ def lengths(problem: str) -> Table:
                 first,
                 length,
                 f"{runs[0]['learning_rate']:g}",
-                _mean_and_seeds([r["final"] for r in runs], 4 if larger else 1),
+                mean_and_seeds([r["final"] for r in runs], 4 if larger else 1),
             ]
         )
     return ["direction", "length", "rate", "at the end, mean (seeds)"], table

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
+from benchmarks.report_rules import Table
 
-Table = tuple[list[str], list[list[str]]]
 INTERVALS = (1, 2, 5, 10, 20, 50, 100)
 TITLES = {"sgd": "SGD", "adamw": "AdamW", "jorge": "Jorge"}
 

@@ -17,12 +17,6 @@ from benchmarks.counts import matmul_flops
 from jorge_optax import Composite, Series, jorge, state_size
 
 INTERVALS = (1, 2, 4, 10, 50)
-MODELS = {
-    "resnet18": lambda: shapes.resnet(18),
-    "resnet50": lambda: shapes.resnet(50),
-    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-    "maskrcnn_resnet50_fpn": shapes.maskrcnn_resnet50_fpn,
-}
 
 
 def cost(params, rule) -> dict:
@@ -36,7 +30,7 @@ def cost(params, rule) -> dict:
 def main() -> None:
     """Counts all and writes the JSON."""
     rows = []
-    for name, make in MODELS.items():
+    for name, make in shapes.MODELS.items():
         params = make()
         series, composite = cost(params, Series()), cost(params, Composite())
         ratios = {

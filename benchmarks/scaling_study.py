@@ -18,6 +18,7 @@ Answer: docs/results.md, from benchmarks/results/scaling_study.json.
 If interrupted, the next call goes on with the cases that the JSON does not hold.
 """
 
+import functools
 import time
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from benchmarks import counts, results, shapes, updates
 from jorge_optax import Tiling, jorge
+from jorge_optax._refresh import gram_multiplications
 from jorge_optax._stacks import plan_tree
 
 NAME = "scaling_study"
@@ -88,12 +90,11 @@ def optimizers(tiling: Tiling) -> dict[str, Any]:
 
 def formula_flops(params: Any, tiling: Tiling) -> counts.Flops:
     """What a step and a refresh would take if all sides went by their grams."""
-    plain = refresh = 0
+    refresh = 0
     for n, rows, columns in plan_tree(params, tiling).stacks.values():
-        plain += 2 * n * rows * columns * (rows + columns)
         for m, other in ((rows, columns), (columns, rows)):
-            refresh += 2 * n * (m * m * other + 5 * m**3)
-    return counts.Flops(plain, refresh)
+            refresh += 2 * n * gram_multiplications(m, other)
+    return counts.Flops(counts.least_flops(params, tiling).plain, refresh)
 
 
 def measure(case: Case) -> list[dict[str, Any]]:
@@ -145,7 +146,10 @@ def time_compilations(case: Case) -> tuple[dict, dict, dict]:
     for _ in range(case.rounds):
         jax.clear_caches()
         for name, optimizer in optimizers(case.tiling).items():
-            _, compiled[name], *both = updates.compile_update(optimizer, params)
+            state = jax.eval_shape(optimizer.init, params)
+            step = functools.partial(updates.update, optimizer)
+            structs = params, state, params
+            compiled[name], *both = updates.compile_timed(step, structs, (0, 1))
             lower.setdefault(name, []).append(both[0])
             compile_.setdefault(name, []).append(both[1])
     return lower, compile_, compiled
@@ -157,14 +161,11 @@ def time_steps(case: Case, compiled: dict) -> dict[str, dict]:
     seconds = {name: {"plain": [], "refresh": []} for name in compiled}
     if not case.steps:
         return seconds
-    rng = np.random.default_rng(0)
-    grads = jax.tree.map(
-        lambda s: jnp.asarray(0.01 * rng.standard_normal(s.shape, s.dtype)), params
-    )
-    live = {}
-    for name, optimizer in optimizers(case.tiling).items():
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
-        live[name] = zeros, optimizer.init(zeros)
+    grads = updates.random_gradients(params)
+    live = {
+        name: updates.start(optimizer, params)
+        for name, optimizer in optimizers(case.tiling).items()
+    }
     jax.block_until_ready((grads, live))
     for step in range(case.steps):
         for name, run in compiled.items():

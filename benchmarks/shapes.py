@@ -185,13 +185,19 @@ def maskrcnn_resnet50_fpn(
     return _structs(shapes, dtype)
 
 
+# Those whose cost is measured.
+MODELS = {
+    "resnet18": lambda: resnet(18),
+    "resnet50": lambda: resnet(50),
+    "deeplabv3_resnet50": deeplabv3_resnet50,
+    "maskrcnn_resnet50_fpn": maskrcnn_resnet50_fpn,
+}
+
+
 def main() -> None:
     """Prints the number of parameters of every model."""
-    models = {f"resnet{depth}": resnet(depth) for depth in sorted(_BLOCKS)}
-    models["deeplabv3_resnet50"] = deeplabv3_resnet50()
-    models["maskrcnn_resnet50_fpn"] = maskrcnn_resnet50_fpn()
-    for name, tree in models.items():
-        total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    for name, make in {"resnet34": lambda: resnet(34), **MODELS}.items():
+        total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(make()))
         print(f"{name:22} {total:>12,}")
 
 

@@ -19,18 +19,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
-from benchmarks import contenders, counts, results, shapes, training_steps
-
-SHAPES = {
-    "resnet50": lambda: shapes.resnet(50),
-    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-    "maskrcnn_resnet50_fpn": shapes.maskrcnn_resnet50_fpn,
-    "resnet18": lambda: shapes.resnet(18),
-}
+from benchmarks import contenders, counts, results, shapes, training_steps, updates
 
 
 class Part(NamedTuple):
@@ -89,25 +80,19 @@ def program(part: Part, optimizer: optax.GradientTransformation) -> Program:
         )
 
     def update(carried: Any, grads: Any) -> tuple[Any, Any]:
-        params, state = carried
-        updates, state = optimizer.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), ()
+        return updates.update(optimizer, *carried, grads), ()
 
-    params = SHAPES[part.model]()
+    params = shapes.MODELS[part.model]()
     state = jax.eval_shape(optimizer.init, params)
 
-    def start() -> tuple[Any, Any]:
-        rng = np.random.default_rng(0)
-        grads = jax.tree.map(
-            lambda s: jnp.asarray(0.01 * rng.normal(size=s.shape), s.dtype), params
-        )
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
-        return (zeros, optimizer.init(zeros)), grads
-
-    return Program(update, ((params, state), params), start)
+    return Program(
+        update,
+        ((params, state), params),
+        lambda: (updates.start(optimizer, params), updates.random_gradients(params)),
+    )
 
 
-def compile_all(part: Part, programs: dict[str, Program]) -> dict[str, Any]:
+def compile_all(part: Part, programs: dict[str, Program]) -> tuple[dict, dict]:
     """The compiled programs, and the seconds of lowering and compiling each."""
     compiled, seconds = {}, {name: [] for name in programs}
     for turn in range(part.compilations):
@@ -115,15 +100,10 @@ def compile_all(part: Part, programs: dict[str, Program]) -> dict[str, Any]:
         for name, own in programs.items():
             if turn and name not in ("sgd", "adamw", "jorge"):
                 continue
-            start = time.perf_counter()
-            jitted = jax.jit(own.function, donate_argnums=0)
-            lowered = jitted.lower(*own.structs)
-            middle = time.perf_counter()
-            compiled[name] = lowered.compile()
-            end = time.perf_counter()
-            seconds[name].append((middle - start, end - middle))
+            compiled[name], *both = updates.compile_timed(own.function, own.structs, 0)
+            seconds[name].append(both)
             print(part.model, name, "compiled", *seconds[name][-1], flush=True)
-    return {"compiled": compiled, "seconds": seconds}
+    return compiled, seconds
 
 
 def time_all(part: Part, programs: dict[str, Program], compiled: dict) -> dict:
@@ -151,17 +131,15 @@ def measure(label: str, part: Part) -> list[dict]:
     chosen = {
         name: optimizer
         for name, optimizer in contenders.contenders().items()
-        if not name.startswith(part.leave_out or ("-",))
+        if name not in part.leave_out
     }
     programs = {name: program(part, optimizer) for name, optimizer in chosen.items()}
-    both = compile_all(part, programs)
-    steps = time_all(part, programs, both["compiled"])
+    compiled, seconds = compile_all(part, programs)
+    steps = time_all(part, programs, compiled)
     rows = []
     for name, own in programs.items():
-        found = counts.count_products(
-            jax.make_jaxpr(own.function)(*own.structs).jaxpr
-        ).flops
-        memory = both["compiled"][name].memory_analysis()
+        found = counts.matmul_flops(own.function, *own.structs)
+        memory = compiled[name].memory_analysis()
         rows.append(
             {
                 "part": label,
@@ -170,7 +148,7 @@ def measure(label: str, part: Part) -> list[dict]:
                 "flops": found._asdict(),
                 "state_bytes": counts.tree_bytes(_optimizer_state(part, own)),
                 "temporary_bytes": memory.temp_size_in_bytes,
-                "lower_and_compile_seconds": both["seconds"][name],
+                "lower_and_compile_seconds": seconds[name],
                 "step_seconds": steps[name],
             }
         )

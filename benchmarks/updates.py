@@ -3,19 +3,17 @@
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from benchmarks import results, shapes
 from jorge_optax import jorge
 
-MODELS = results.sized(
-    {
-        "resnet50": lambda: shapes.resnet(50),
-        "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-    },
-    {"resnet18": lambda: shapes.resnet(18)},
-)
+MODELS = {
+    name: shapes.MODELS[name]
+    for name in results.sized(("resnet50", "deeplabv3_resnet50"), ("resnet18",))
+}
 
 
 def optimizers() -> dict:
@@ -29,20 +27,33 @@ def optimizers() -> dict:
     }
 
 
-def compile_update(optimizer, params):
-    """Lowered and compiled update of the parameters, and how long that took."""
+def update(optimizer, params, state, grads):
+    """New parameters and state."""
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
 
-    def step(params, state, grads):
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
 
-    state = jax.eval_shape(optimizer.init, params)
+def compile_timed(function, structs, donate):
+    """The compiled function, and the seconds of lowering and of compiling it."""
     start = time.perf_counter()
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params)
+    lowered = jax.jit(function, donate_argnums=donate).lower(*structs)
     middle = time.perf_counter()
     compiled = lowered.compile()
-    end = time.perf_counter()
-    return lowered, compiled, middle - start, end - middle
+    return compiled, middle - start, time.perf_counter() - middle
+
+
+def start(optimizer, params):
+    """Parameters of zero, and the state they start with."""
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
+    return zeros, optimizer.init(zeros)
+
+
+def random_gradients(params):
+    """The same at each call."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda s: jnp.asarray(0.01 * rng.standard_normal(s.shape, s.dtype)), params
+    )
 
 
 def spread(values) -> dict:

@@ -151,8 +151,7 @@ def refresh_by_statistics(
         # A statistic is zero until the first gradient, and never after.
         first = jnp.trace(old, axis1=1, axis2=2) == 0
         share = damping + jnp.where(first, start, 0)
-        mean = (share * trace / gram.shape[-1])[:, None, None]
-        gram = gram + mean * jnp.eye(gram.shape[-1], dtype=gram.dtype)[None]
+        gram = damped(gram, trace, share)
         scale = jnp.clip(scale, SMALLEST, LARGEST)[:, None, None]
         statistic = beta2 * old + ((1 - beta2) * gram) * scale * scale
         kept[key] = ~(jnp.isfinite(trace) & (trace > 0))[:, None, None]

@@ -8,6 +8,14 @@ from optax import contrib
 ADAM_RATIO = 0.1
 
 
+def dimension_numbers(leaf: Any) -> Any:
+    """Of a kernel HWIO or IO: all but the outputs at once; None for vectors."""
+    last = leaf.ndim - 1
+    if last < 1:
+        return None
+    return contrib.MuonDimensionNumbers(tuple(range(last)), last)
+
+
 def muon(
     learning_rate: optax.Schedule, dimension_numbers: Any, momentum: float = 0.9
 ) -> optax.GradientTransformation:

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from optax import contrib
+
+from benchmarks.baselines.muon import dimension_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +52,9 @@ class Problem:
 
     def _dimension_numbers(self, path: tuple, leaf: jax.Array) -> Any:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        if leaf.ndim < 2 or not set(self.adamw_leaves).isdisjoint(names):
+        if not set(self.adamw_leaves).isdisjoint(names):
             return None
-        last = leaf.ndim - 1  # HWIO kernels: all but the output channels, at once
-        return contrib.MuonDimensionNumbers(tuple(range(last)), last)
+        return dimension_numbers(leaf)
 
 
 def draw_batches(
