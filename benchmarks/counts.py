@@ -21,7 +21,8 @@ class Products(NamedTuple):
     """The matrix products and convolutions of a traced function, and its conditionals.
 
     Products inside a conditional are those of a refresh: there is one, and the branch
-    that keeps the roots has none.
+    that keeps the roots has none. Where a function differs by platform, that is none:
+    compilers know the platform. What is counted is then the default, not the CPU's.
 
     Attributes:
       plain: operations of each product of every step.
@@ -42,6 +43,7 @@ class Products(NamedTuple):
 def count_products(jaxpr) -> Products:
     """Finds all products, in inner functions too."""
     plain, refresh, conditionals = [], [], 0
+    of_platform = set()  # variables that hold the index of the platform
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             (lhs, _), _ = equation.params["dimension_numbers"]
@@ -50,7 +52,15 @@ def count_products(jaxpr) -> Products:
             plain.append(2 * contracted * equation.outvars[0].aval.size)
         elif equation.primitive.name == "conv_general_dilated":
             plain.append(convolution_flops(equation))
-        elif equation.primitive.name == "cond":
+        elif equation.primitive.name == "platform_index":
+            of_platform.add(id(equation.outvars[0]))
+        elif equation.primitive.name == "clamp" and (
+            id(equation.invars[1]) in of_platform  # jax 0.6
+        ):
+            of_platform.add(id(equation.outvars[0]))
+        elif equation.primitive.name == "cond" and (
+            id(equation.invars[0]) not in of_platform
+        ):
             found = [count_products(b.jaxpr) for b in equation.params["branches"]]
             largest = max(found, key=lambda branch: sum(branch.flops))
             refresh += largest.plain + largest.refresh
@@ -93,7 +103,10 @@ def convolution_flops(equation) -> int:
 
 
 def _inner_jaxprs(equation):
-    for value in jax.tree.leaves(equation.params):
+    parameters = equation.params
+    if equation.primitive.name == "cond":  # by platform: the default is the last
+        parameters = parameters["branches"][-1]
+    for value in jax.tree.leaves(parameters):
         inner = getattr(value, "jaxpr", value)
         if hasattr(inner, "eqns"):
             yield inner

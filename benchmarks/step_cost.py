@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 PARTS = results.sized(
     {
-        "resnet50-8": Part("resnet50", 8, 224, 3, 1),
+        "resnet50": Part("resnet50", 64, 224, 3, 1),
         "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 2),
         "update-resnet50": Part("resnet50", 0, 0, 4, 5),
         "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 3, 3),
@@ -169,8 +169,9 @@ def main() -> None:
     names = arguments.parts or [name for name in PARTS if name not in done]
     for name in names:
         rows = measure(name, PARTS[name])
-        others = [row for row in results.rows("step_cost") if row["part"] != name]
-        results.write("step_cost", others + rows, seeds=[0])
+        rows += [row for row in results.rows("step_cost") if row["part"] != name]
+        rows = [row for part in PARTS for row in rows if row["part"] == part]
+        results.write("step_cost", rows, seeds=[0])
 
 
 if __name__ == "__main__":

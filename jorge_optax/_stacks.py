@@ -124,18 +124,45 @@ def from_stacks(
 ) -> list[jax.Array]:
     """Puts the tiles back into leaves; leaves without roots are taken from leaves."""
     result = []
+    starts = iter(_starts(plan, stacks))
     for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
         if leaf_plan.view is None:
             result.append(leaf)
             continue
         batch = matrices_shape(leaf_plan.shape, leaf_plan.view)[0]
         tiles = []
-        for panel, (key, start) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
-            stop = start + batch * panel.down * panel.across
-            tiles.append(stacks[key][start:stop])
+        for panel, (key, _) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
+            start, size = next(starts), batch * panel.down * panel.across
+            if size < len(stacks[key]):
+                tiles.append(jax.lax.dynamic_slice_in_dim(stacks[key], start, size))
+            else:
+                tiles.append(stacks[key])
         matrices = join_tiles(tiles, leaf_plan.panels)
         result.append(from_matrices(matrices, leaf_plan.shape, leaf_plan.view))
     return result
+
+
+def _starts(plan: Plan, stacks: Stacks) -> Sequence[Any]:
+    """Index of the first tile of each panel of each leaf, in its stack.
+
+    XLA's CPU compiler makes equal kernels one, but kernels that slice at different
+    constants are not equal: with many layers it would compile one for each. What a
+    conditional returns is no constant to it, even if both branches agree.
+    """
+    starts = [start for leaf in plan.leaves for _, start in leaf.places]
+    if not any(starts):
+        return starts
+    number = next(iter(stacks.values())).ravel()[0]
+
+    def constants(number: jax.Array) -> list[jax.Array]:
+        del number
+        return [jnp.uint32(start) for start in starts]
+
+    def unknown(number: jax.Array) -> list[jax.Array]:
+        return jax.lax.cond(number > 0, constants, constants, number)
+
+    # A GPU would have to copy them at each step, and compiles alike with constants.
+    return jax.lax.platform_dependent(number, cpu=unknown, default=constants)
 
 
 def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | None:

@@ -143,13 +143,18 @@ def scale_stacks_by_jorge(
 
 
 def _keep(kept: Any, gradients: Stacks) -> Any:
-    """Returns roots and statistics, the first entry of each written onto itself.
+    """Returns roots and statistics as they are."""
+    del gradients
+    return jax.lax.platform_dependent(kept, cpu=lambda x: x, default=_touch)
+
+
+def _touch(kept: Any) -> Any:
+    """Writes the first entry of each array onto itself.
 
     A branch that returns its operands makes XLA's GPU compiler copy them, twice, on
     every step that does not refresh. A branch that writes to them works in place (if
-    the state is donated). On the CPU it is the other way round, but costs little.
+    the state is donated). On the CPU it is the other way round.
     """
-    del gradients
 
     def touch(x: jax.Array) -> jax.Array:
         origin = (0,) * x.ndim

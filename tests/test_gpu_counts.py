@@ -16,7 +16,15 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import counts, gpu_compile, gpu_target, gpu_text, report_gpu, results
+from benchmarks import (
+    counts,
+    gpu_compile,
+    gpu_target,
+    gpu_text,
+    report_gpu,
+    results,
+    updates,
+)
 from jorge_optax import jorge
 from tests.test_pinned_counts import MODELS, RULES
 
@@ -68,7 +76,7 @@ def plugin():
 
 def compiled(optimizer, params) -> gpu_target.Program:
     state = jax.eval_shape(optimizer.init, params)
-    step = functools.partial(gpu_compile.update, optimizer)
+    step = functools.partial(updates.update, optimizer)
     return gpu_target.compile_for("A100", step, (params, state, params), (0, 1))
 
 

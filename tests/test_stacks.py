@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax import MatrixView, Tiling, default_view
+from jorge_optax import MatrixView, Tiling, _stacks, default_view, jorge
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from tests.trees import EMBEDDING, SHAPES, WITHOUT_ROOTS, counted, differs, equal
 
@@ -115,6 +116,29 @@ def test_round_trip_keeps_every_bit(dtype):
     assert np.asarray(back).tobytes() == np.asarray(leaf).tobytes()
     positive_zero = leaf.at[0, 1].set(0.0)
     assert np.asarray(positive_zero).tobytes() != np.asarray(leaf).tobytes()
+
+
+def distinct_kernels(layers: int) -> int:
+    """Of all fusions of an update of equal layers on a CPU, those that differ."""
+    params = [jnp.ones((6, 4))] * layers
+    optimizer = jorge(0.1)
+    update = jax.jit(optimizer.update)
+    text = update.lower(params, optimizer.init(params), params).compile().as_text()
+    bodies = re.findall(r"^%?fused_computation[^\n]*\n(.*?)^\}", text, re.M | re.S)
+    plain = [re.sub(r", metadata=\{[^}]*\}|%[\w.-]+", "", body) for body in bodies]
+    # What takes all layers at once takes more operands, and shapes of that length.
+    return len({re.sub(rf"\b{layers}\b", "all", body) for body in plain})
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about kernels of the CPU")
+def test_more_equal_layers_make_no_more_kernels(monkeypatch):
+    assert distinct_kernels(23) == distinct_kernels(47)
+    monkeypatch.setattr(
+        _stacks,
+        "_starts",
+        lambda plan, _: [at for leaf in plan.leaves for _, at in leaf.places],
+    )
+    assert distinct_kernels(23) + 20 < distinct_kernels(47)
 
 
 def test_resnet50_needs_few_stacks_and_no_padding():
