@@ -40,6 +40,7 @@ TILES = results.sized((64, 128, 256, 512, 1024, 2048), (256, 512))
 LARGEST_TIMED = results.sized(512, 256)
 MODEL = results.sized(50, 18)  # layers of the ResNet in tiles
 ROUNDS, STEPS = results.sized((2, 21), (1, 12))
+DEPTH_ROUNDS = results.sized(5, 1)
 
 
 class Case(NamedTuple):
@@ -73,11 +74,11 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """All of them; the largest with fewer rounds or steps."""
-    few_steps, few_rounds = min(STEPS, 12), 1
+    """All of them; the largest with fewer steps."""
+    few_steps = min(STEPS, 12)
     return [
         *(Case("width", w, steps=STEPS if w < 4096 else few_steps) for w in WIDTHS),
-        *(Case("depth", d, rounds=ROUNDS if d < 1000 else few_rounds) for d in DEPTHS),
+        *(Case("depth", d, rounds=DEPTH_ROUNDS) for d in DEPTHS),
         *(Case("tile", t, steps=STEPS if t <= LARGEST_TIMED else 0) for t in TILES),
     ]
 

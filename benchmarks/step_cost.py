@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 PARTS = results.sized(
     {
-        "resnet50": Part("resnet50", 64, 224, 3, 1),
+        "resnet50": Part("resnet50", 64, 224, 3, 4),
         "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 2),
         "update-resnet50": Part("resnet50", 0, 0, 4, 5),
         "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 3, 3),
