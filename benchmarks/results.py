@@ -35,16 +35,9 @@ def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Pat
     The seeds that rows name are among the facts, unless they are given.
     """
     seeds = sorted({row["seed"] for row in rows if "seed" in row})
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=pathlib.Path(__file__).parent,
-        check=False,
-    ).stdout.strip()
     provenance = {
         "command": "python -m " + _module_name(),
-        "commit": commit,
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "jax": jax.__version__,
@@ -81,6 +74,21 @@ def lock() -> Iterator[None]:
     with open(__file__) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _commit() -> str:
+    """The commit; "-dirty" after it where files differ from it, results aside."""
+    root = pathlib.Path(__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        run = subprocess.run(
+            command, capture_output=True, text=True, cwd=root, check=False
+        )
+        return run.stdout.strip()
+
+    changed = git("diff", "--name-only", "HEAD", "--", ".", ":!benchmarks/results")
+    return git("describe", "--always") + ("-dirty" if changed else "")
 
 
 def _module_name() -> str:
