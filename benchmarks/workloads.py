@@ -60,7 +60,7 @@ class Workload:
             batch = self.config.batch_size
             self.config = dataclasses.replace(
                 self.config,
-                epochs=3,
+                epochs=5,  # a share of them is 3 steps at least
                 train_examples=batch,
                 test_examples=batch,
                 eval_every=1,

@@ -156,7 +156,8 @@ def _starts(plan: Plan, stacks: Stacks) -> Sequence[Any]:
 
     def constants(number: jax.Array) -> list[jax.Array]:
         del number
-        return [jnp.uint32(start) for start in starts]
+        # Signed: jax 0.6 loses gradients through a vmapped slice at unsigned places.
+        return [jnp.int32(start) for start in starts]
 
     def unknown(number: jax.Array) -> list[jax.Array]:
         return jax.lax.cond(number > 0, constants, constants, number)

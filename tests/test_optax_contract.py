@@ -276,6 +276,24 @@ def test_vmap_over_hyperparameters_equals_each_alone():
     assert_differs(assert_close, first, alone)
 
 
+def test_gradients_flow_through_training_alone_and_vmapped():
+    """Those by which a hyperparameter is learned."""
+    tx = OPTIMIZERS["jorge"]
+    params = [jnp.ones((3, 2)), jnp.ones((3, 2)), jnp.ones(2)]  # two share a stack
+    gradients = [jax.random.normal(jax.random.key(seed), (3, 2)) for seed in (1, 2)]
+
+    def outcome(factor):
+        tree = [[g, factor * g**2, factor * g[0]] for g in gradients]
+        return sum(jnp.sum(leaf**3) for leaf in train(tx, params, tree)[0])
+
+    factors, step = jnp.array([0.5, 1.5]), 1e-2
+    found = jax.vmap(jax.grad(outcome))(factors)
+    ahead, behind = jax.vmap(outcome)(factors + step), jax.vmap(outcome)(factors - step)
+    chex.assert_trees_all_close(found, (ahead - behind) / (2 * step), rtol=0.02)
+    chex.assert_trees_all_close(found[1], jax.grad(outcome)(factors[1]), rtol=1e-3)
+    assert (jnp.abs(found) > 0.01).all()
+
+
 @each(*KINDS)
 def test_donated_buffers_are_reused(tx):
     params, grads = random_tree(0), random_tree(1)
