@@ -5,22 +5,25 @@ Jorge reach AdamW's final validation loss sooner, and end lower?
 Method: a two-layer transformer on bytes of the Python standard library, cosine schedule
 with warm-up, 600 steps. AdamW's learning rate is the best of four by the final
 validation loss of one seed (not used again). Then three other seeds of AdamW at that
-rate and of Jorge with from_adamw, untouched; also with a refresh at every step, and
-with the embeddings preconditioned. The target is the mean final validation loss of
-AdamW. That embeddings are left to Adam by default was decided on the tuning seed.
+rate and of Jorge with from_adamw, untouched; also with a refresh at every step, with
+the composite rule, and with the embeddings preconditioned. That embeddings are left to
+Adam by default was decided on the tuning seed. Seconds are those of the steps, two runs
+at a time.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.adamw_study
+
+Runs that the JSON holds are not run again: to have all anew, delete it.
 """
 
 import concurrent.futures
 import multiprocessing
 
-import numpy as np
+import jax
 import optax
 
-from benchmarks import language_model, results
-from jorge_optax import from_adamw
+from benchmarks import counts, language_model, results
+from jorge_optax import Composite, from_adamw
 
 STEPS, DECAY, B2 = results.sized(600, 60), 0.1, 0.95
 RATES = results.sized((1e-3, 2e-3, 4e-3, 8e-3), (2e-3,))
@@ -40,53 +43,60 @@ def adamw(rate: float):
 VARIANTS = {
     "jorge": {},
     "jorge, refresh at every step": {"update_interval": 1},
+    "jorge, composite rule": {},
     "jorge, embeddings preconditioned": {"leave_out": ()},
 }
+OVERRIDES = {"jorge, composite rule": {"refresh": Composite()}}  # of what it derives
 
 
-def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:
+def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
+    """AdamW, or Jorge by from_adamw."""
+    if variant == "adamw":
+        return adamw(rate)
+    options = VARIANTS[variant]
+    config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
+    return config.optimizer(**OVERRIDES.get(variant, {}))
+
+
+def run(task: tuple[str, float, int]) -> list[tuple[int, float, float]]:
     """Validation losses of one variant, at a learning rate, with a seed."""
     variant, rate, seed = task
-    if variant == "adamw":
-        optimizer = adamw(rate)
-    else:
-        options = VARIANTS[variant]
-        config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
-        optimizer = config.optimizer()
-    curve = language_model.train(optimizer, seed, STEPS)
+    curve = language_model.train(optimizer_of(variant, rate), seed, STEPS)
     print(variant, rate, seed, curve[-1], flush=True)
     return curve
 
 
+def state_bytes(variant: str) -> int:
+    """What init would allocate."""
+    params = jax.eval_shape(lambda: language_model.init(0))
+    return counts.tree_bytes(jax.eval_shape(optimizer_of(variant, 1e-3).init, params))
+
+
 def main() -> None:
-    """Tunes AdamW, runs all, two at a time, and writes the JSON."""
+    """Tunes AdamW and runs what the JSON lacks, two at a time."""
     spawn = multiprocessing.get_context("spawn")
+    rows = results.rows("adamw_study")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        tuning_tasks = [("adamw", rate, TUNING_SEED) for rate in RATES]
-        finals = [curve[-1][1] for curve in pool.map(run, tuning_tasks)]
-        tuning = dict(zip(RATES, finals, strict=True))
-        best = min(tuning, key=tuning.__getitem__)
+        if rows:
+            tuning = results.read("adamw_study")["provenance"]["tuning"]
+        else:
+            tasks = [("adamw", rate, TUNING_SEED) for rate in RATES]
+            finals = [curve[-1][1] for curve in pool.map(run, tasks)]
+            tuning = dict(zip(map(str, RATES), finals, strict=True))
+        best = float(min(tuning, key=tuning.__getitem__))
+        known = {(row["variant"], row["seed"]) for row in rows}
         tasks = [(name, best, s) for name in ("adamw", *VARIANTS) for s in SEEDS]
-        curves = list(pool.map(run, tasks))
-    rows = [
-        {"variant": variant, "seed": seed, "curve": curve}
-        for (variant, _, seed), curve in zip(tasks, curves, strict=True)
-    ]
-    target = float(
-        np.mean([row["curve"][-1][1] for row in rows if row["variant"] == "adamw"])
-    )
-    for row in rows:
-        reached = [step for step, value in row["curve"] if value <= target]
-        row["steps_to_target"] = reached[0] if reached else None
-    results.write(
-        "adamw_study",
-        rows,
-        seeds=list(SEEDS),
-        steps=STEPS,
-        learning_rate=best,
-        tuning={str(rate): value for rate, value in tuning.items()},
-        target=target,
-    )
+        tasks = [task for task in tasks if (task[0], task[2]) not in known]
+        for (variant, _, seed), curve in zip(tasks, pool.map(run, tasks), strict=True):
+            row = {"variant": variant, "seed": seed, "curve": curve}
+            rows.append({**row, "state_bytes": state_bytes(variant)})
+            results.write(
+                "adamw_study",
+                rows,
+                steps=STEPS,
+                learning_rate=best,
+                tuning=tuning,
+            )
 
 
 if __name__ == "__main__":

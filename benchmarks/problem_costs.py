@@ -2,9 +2,9 @@
 
 Question: how long does a step take with each optimizer on the problems of
 training_study, and how large is its state there and on the examples' workloads?
-Method: one process and one core. In each round every optimizer takes ten steps, of
-which one refreshes the roots (PSGD-Kron: all, as in its first 500 steps); medians of
-the rounds, the first left out. Bytes are what init would allocate.
+Method: one process and one core (machine.py). In each round every optimizer takes ten
+steps, of which one refreshes the roots (PSGD-Kron: all, as in its first 500 steps);
+medians of the rounds, the first left out. Bytes are what init would allocate.
 Answer: the summary of docs/results.md, from benchmarks/results/problem_costs.json.
 
     python -m benchmarks.problem_costs
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from benchmarks import counts, results, training_study, updates, workloads
+from benchmarks import counts, machine, results, training_study, updates, workloads
 from benchmarks.problems import PROBLEMS
 from benchmarks.problems.training import make_step
 from examples.shared import optimizers
@@ -88,6 +88,7 @@ def workload_bytes(name: str) -> list[dict]:
 
 def main() -> None:
     """Measures all and writes the JSON."""
+    machine.steady()
     rows = [row for name in TIMED for row in measure(name)]
     for name in results.sized(tuple(workloads.WORKLOADS), ("segmentation",)):
         rows += workload_bytes(name)

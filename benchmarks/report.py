@@ -89,18 +89,14 @@ def interval_study() -> str:
 
 def adamw_study() -> str:
     """Variants down."""
-    data = results.read("adamw_study")
-    variants = list(dict.fromkeys(row["variant"] for row in data["rows"]))
+    target, runs = report_costs.language_model()
     table = []
-    for variant in variants:
-        rows = [row for row in data["rows"] if row["variant"] == variant]
-        steps = [row["steps_to_target"] or "missed" for row in rows]
-        final = [row["curve"][-1][1] for row in rows]
-        table.append([variant, _seeds(final, 3), ", ".join(map(str, steps))])
-    return markdown(
-        ["", "final validation loss, mean (seeds)", "steps to the target, by seed"],
-        table,
-    )
+    for variant, rows in runs.items():
+        found = [crossed[0] if crossed else "missed" for crossed, _ in rows]
+        final = [value for _, value in rows]
+        table.append([variant, _seeds(final, 3), ", ".join(map(str, found))])
+    steps = f"steps to {target:.3f}, by seed"
+    return markdown(["", "final validation loss, mean (seeds)", steps], table)
 
 
 def _made(function: Callable[..., report_rules.Table], *arguments: str):
@@ -115,6 +111,7 @@ TABLES = {
     **{
         function.__name__: _made(function)
         for function in (
+            report_costs.at_a_glance,
             report_costs.memory,
             report_costs.memory_runs,
             report_costs.steps,
@@ -129,6 +126,7 @@ TABLES = {
             report_rules.numerics_cosine,
             report_rules.numerics_endurance,
             report_rules.numerics_terms,
+            report_rules.quality,
             report_rules.rule_cost,
             report_rules.start_study,
             report_scaling.gpu_depth,

@@ -11,6 +11,15 @@ from examples.shared import compare
 
 Row = dict[str, Any]
 
+NAMES = {
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "jorge": "Jorge",
+    "composite": "Jorge, composite rule",
+    "shampoo": "Shampoo, exact roots",
+    "muon": "Muon",
+    "psgd": "PSGD-Kron",
+}
 PSGD_SHARE = 0.03  # of PSGD-Kron's steps refresh, once it has begun
 INTERVALS = {  # the paper's, and 50
     "resnet50": (2, 50),
@@ -21,13 +30,13 @@ INTERVALS = {  # the paper's, and 50
 
 def steps() -> Table:
     """Whole training steps; models and optimizers down."""
-    rows = [row for row in results.read("step_cost")["rows"] if row["batch"]]
+    alone = {next(iter(own.values()))["model"]: own for own in _parts(batch=False)}
     table = []
-    for part in dict.fromkeys(row["part"] for row in rows):
-        own = _by_name(row for row in rows if row["part"] == part)
+    for own in _parts(batch=True):
         sgd, adamw = own["sgd"], own["adamw"]
         for name, row in own.items():
             intervals = INTERVALS[row["model"]]
+            update = alone[row["model"]]
             table.append(
                 [
                     f"{row['model']}, batch {row['batch']}, {row['size']} px",
@@ -35,21 +44,27 @@ def steps() -> Table:
                     _spread(row["step_seconds"]["plain"], 1, "s"),
                     _spread(_refreshes(row), 1, "s"),
                     *(f"{_amortised(row, k) / _plain(sgd):.2f}" for k in intervals),
+                    *(f"{_by_parts(sgd, update, name, k):.2f}" for k in intervals),
                     f"{_compile(row):.1f} s",
-                    f"{_compile(row) / _compile(adamw):.2f}",
+                    f"{_compile_over(row, adamw):.2f}",
                 ]
             )
     header = ["model", "optimizer", "plain step", "refresh step"]
-    header += ["over SGD's, paper's interval", "at 50", "lower and compile"]
+    header += ["over SGD's, paper's interval", "at 50"]
+    header += ["by parts, paper's interval", "at 50", "lower and compile"]
     return [*header, "over AdamW's"], table
+
+
+def _by_parts(sgd: Row, update: dict[str, Row], name: str, interval: int) -> float:
+    """A step over SGD's, from SGD's step and what both take for the update alone."""
+    more = _amortised(update[name], interval) - _plain(update["sgd"])
+    return 1 + more / _plain(sgd)
 
 
 def updates() -> Table:
     """The update alone; models and optimizers down."""
-    rows = [row for row in results.read("step_cost")["rows"] if not row["batch"]]
     table = []
-    for part in dict.fromkeys(row["part"] for row in rows):
-        own = _by_name(row for row in rows if row["part"] == part)
+    for own in _parts(batch=False):
         adamw, jorge = own["adamw"], own["jorge"]
         for name, row in own.items():
             flops = row["flops"]
@@ -66,7 +81,7 @@ def updates() -> Table:
                     f"{flops['plain'] / 1e9:.0f} + {flops['refresh'] / 1e9:.0f}",
                     f"{row['state_bytes'] / 1e6:.0f} MB",
                     f"{_compile(row):.1f} s",
-                    f"{_compile(row) / _compile(adamw):.2f}",
+                    f"{_compile_over(row, adamw):.2f}",
                 ]
             )
     header = [
@@ -78,6 +93,51 @@ def updates() -> Table:
     ]
     header += ["at 50", "matmul GFLOP, plain + refresh", "state"]
     return [*header, "lower and compile", "over AdamW's"], table
+
+
+def at_a_glance() -> Table:
+    """ResNet-50 at the paper's batch, refreshed at every 50th step; for the README."""
+    interval = 50
+    step = next(
+        p for p in _parts(batch=True) if _is_resnet(p) and p["sgd"]["batch"] == 64
+    )
+    update = next(p for p in _parts(batch=False) if _is_resnet(p))
+    launched = {
+        row["optimizer"]: row
+        for row in results.read("gpu_compile")["rows"]
+        if (row["model"], row["device"]) == ("resnet50", "A100")
+    }
+    passes = step["sgd"]["flops"]["plain"]
+    adamw = update["adamw"]
+    table = []
+    for name, title in NAMES.items():
+        row, gpu = update[name], launched.get(name)
+        flops = _mean_flops(row, interval)
+        table.append(
+            [
+                title,
+                f"{_by_parts(step['sgd'], update, name, interval):.2f}",
+                f"{flops / (passes + flops):.1%}",
+                f"{row['state_bytes'] / adamw['state_bytes']:.2f}",
+                f"{_compile_over(row, adamw):.1f}",
+                str(gpu["plain"]["operations"]) if gpu else "not compiled",
+                _decompositions(gpu),
+            ]
+        )
+    header = ["", "step on one CPU core over SGD's", "its share of the step's FLOPs"]
+    header += ["state over AdamW's", "compiling the update over AdamW's"]
+    return [*header, "operations on an A100, plain update", "decompositions"], table
+
+
+def _is_resnet(part: dict[str, Row]) -> bool:
+    return part["sgd"]["model"] == "resnet50"
+
+
+def _decompositions(gpu: Row | None) -> str:
+    if gpu is None:
+        return ""
+    calls = (gpu["refresh"] or gpu["plain"])["cusolver_calls"]
+    return f"{calls} a refresh" if calls else "none"
 
 
 def memory() -> Table:
@@ -154,9 +214,53 @@ def summary() -> Table:
         ("autoencoder", "autoencoder, Fashion-MNIST"),
     ):
         table += _problem(name, title, costs)
+    table += _language_model_rows()
     header = ["workload (target)", "optimizer", "steps to the target, median"]
     header += ["seconds to it", "at the end, mean", "state", "seeds that missed it"]
     return header, table
+
+
+def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
+    """The target of the language model, and by variant where each seed crosses it.
+
+    Of each seed: the step and the seconds at which its loss is first at the target, or
+    None, and its loss at the end.
+    """
+    runs: dict[str, list[Row]] = {}
+    for row in results.read("adamw_study")["rows"]:
+        runs.setdefault(row["variant"], []).append(row)
+    tuned = np.mean([row["curve"][-1][1] for row in runs["adamw"]])
+    target = float(tuned) / compare.SHARE  # a loss
+
+    def crossing(curve: list[Any]) -> Any:
+        return next(((step, s) for step, loss, s in curve if loss <= target), None)
+
+    found = {
+        variant: [(crossing(row["curve"]), row["curve"][-1][1]) for row in rows]
+        for variant, rows in runs.items()
+    }
+    return target, found
+
+
+def _language_model_rows() -> list[list[str]]:
+    target, runs = language_model()
+    rows = results.read("adamw_study")["rows"]
+    size = {row["variant"]: row["state_bytes"] for row in rows}
+    table = []
+    for variant in ("adamw", "jorge", "jorge, composite rule"):
+        crossings = [crossing for crossing, _ in runs[variant] if crossing]
+        table.append(
+            _summary_row(
+                "transformer, Python's sources",
+                variant,
+                [step for step, _ in crossings],
+                [seconds for _, seconds in crossings],
+                [final for _, final in runs[variant]],
+                target,
+                size[variant],
+            )
+        )
+    return table
 
 
 def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
@@ -210,8 +314,13 @@ def _summary_row(
     ]
 
 
-def _by_name(rows: Any) -> dict[str, Row]:
-    return {row["optimizer"]: row for row in rows}
+def _parts(*, batch: bool) -> list[dict[str, Row]]:
+    """Whole steps, or updates alone: for each part, its rows by optimizer."""
+    parts: dict[str, dict[str, Row]] = {}
+    for row in results.read("step_cost")["rows"]:
+        if bool(row["batch"]) == batch:
+            parts.setdefault(row["part"], {})[row["optimizer"]] = row
+    return list(parts.values())
 
 
 def _refreshes(row: Row) -> list[float]:
@@ -227,13 +336,30 @@ def _amortised(row: Row, interval: float) -> float:
     if not _refreshes(row):
         return _plain(row)
     more = float(np.median(_refreshes(row))) - _plain(row)
-    if row["optimizer"] == "psgd":
-        interval = 1 / PSGD_SHARE
-    return amortised(_plain(row), more, interval)
+    return amortised(_plain(row), more, _own_interval(row, interval))
+
+
+def _mean_flops(row: Row, interval: float) -> float:
+    """Operations of a mean step."""
+    return amortised(**row["flops"], interval=_own_interval(row, interval))
+
+
+def _own_interval(row: Row, interval: float) -> float:
+    return 1 / PSGD_SHARE if row["optimizer"] == "psgd" else interval
 
 
 def _compile(row: Row) -> float:
-    return float(np.median([sum(pair) for pair in row["lower_and_compile_seconds"]]))
+    return float(np.median(_compilations(row)))
+
+
+def _compilations(row: Row) -> list[float]:
+    return [sum(pair) for pair in row["lower_and_compile_seconds"]]
+
+
+def _compile_over(row: Row, other: Row) -> float:
+    """The median of the ratios of compilations that were made in turn."""
+    pairs = zip(_compilations(row), _compilations(other), strict=False)
+    return float(np.median([ours / theirs for ours, theirs in pairs]))
 
 
 def _spread(seconds: list[float], digits: int, unit: str) -> str:

@@ -18,6 +18,7 @@ RULES = (
     "composite",
     "composite, 2 polynomials",
 )
+QUALITY_AFTER = (1, 5, 20, 100)
 
 
 def rule_cost() -> Table:
@@ -176,13 +177,34 @@ def _at(row: dict[str, Any], key: str, refreshes: int) -> Any:
     return row[key][row["refreshes"].index(refreshes)]
 
 
-def numerics_cosine() -> Table:
-    """Recorded layers down, rules across: cosine after 5 and after 100 refreshes."""
-    rows = [
+def _recorded() -> list[dict[str, Any]]:
+    """Rows of float32 on the gradients of networks and quadratics."""
+    return [
         row
         for row in results.read("numerics_accuracy")["rows"]
         if row["arithmetic"] == "float32" and row["kind"] != "synthetic"
     ]
+
+
+def quality() -> Table:
+    """Rules down, refreshes across: cosine to exact Shampoo's direction."""
+    rows = _recorded()
+    table = []
+    for rule in RULES:
+        own = [row for row in rows if row["rule"] == rule]
+        cells = []
+        for refreshes in QUALITY_AFTER:
+            cosines = [_at(row, "cosine", refreshes) or 0.0 for row in own]
+            middle, least = float(np.median(cosines)), min(cosines)
+            cells.append(f"{_number(middle)} ({_number(least)})")
+        table.append([rule, *cells])
+    after = (f"{n} refresh{'es'[: 2 * (n > 1)]}" for n in QUALITY_AFTER)
+    return ["cosine, median (least) after", *after], table
+
+
+def numerics_cosine() -> Table:
+    """Recorded layers down, rules across: cosine after 5 and after 100 refreshes."""
+    rows = _recorded()
     table = []
     for stream in dict.fromkeys(row["stream"] for row in rows):
         own = {row["rule"]: row for row in rows if row["stream"] == stream}

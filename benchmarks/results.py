@@ -7,6 +7,7 @@ size that exercises their code and write there: see run_all.py.
 import contextlib
 import datetime
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -32,12 +33,15 @@ def sized(full: Any, smoke: Any) -> Any:
 def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Path:
     """Writes rows and where they come from; returns the file.
 
-    The seeds that rows name are among the facts, unless they are given.
+    The seeds that rows name are among the facts, unless they are given. Each row has
+    the commit it was measured at: those that :func:`rows` gave keep theirs.
     """
     seeds = sorted({row["seed"] for row in rows if "seed" in row})
+    commit = _commit()
+    rows = [{**row, "commit": row.get("commit", commit)} for row in rows]
     provenance = {
         "command": "python -m " + _module_name(),
-        "commit": _commit(),
+        "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "jax": jax.__version__,
@@ -61,11 +65,13 @@ def read(name: str) -> dict:
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows written so far: none, if there is no such file."""
+    """The rows written so far, with their commits: none, if there is no such file."""
     try:
-        return read(name)["rows"]
+        data = read(name)
     except FileNotFoundError:
         return []
+    commit = data["provenance"]["commit"]
+    return [{"commit": commit, **row} for row in data["rows"]]
 
 
 @contextlib.contextmanager
@@ -76,8 +82,12 @@ def lock() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _commit() -> str:
-    """The commit; "-dirty" after it where files differ from it, results aside."""
+    """The commit; "-dirty" after it where files differ from it, results aside.
+
+    Asked once in a process, whose code stays what it was when it began.
+    """
     root = pathlib.Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from benchmarks import machine
 from examples.shared import files
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -181,12 +182,6 @@ def needs_of(study: Study, smoke: bool) -> tuple[str, ...]:
     return study.needs
 
 
-def take_one_core() -> None:
-    """On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # studies inherit it
-
-
 def main() -> None:
     """Runs all, or those named."""
     parser = argparse.ArgumentParser()
@@ -199,7 +194,7 @@ def main() -> None:
         for study in STUDIES
         if not names or any(name in study.command for name in names)
     ]
-    take_one_core()
+    machine.take_one_core()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-")) if smoke else FOLDER
     failures = run_all(studies, folder, smoke=smoke, resume=not smoke and not names)
     if smoke and not failures:

@@ -1,4 +1,8 @@
-"""The picture of scaling_study.py, from the committed JSON alone."""
+"""The picture of scaling_study.py, from the committed JSON alone.
+
+What grows across, what it costs down: time of an update, operations, bytes, and time
+to compile; points are measured or counted, dashed lines are formulas.
+"""
 
 from typing import Any
 
@@ -13,166 +17,180 @@ from benchmarks.report_scaling import (
     amortised,
     cases,
     default_tile,
+    excess,
 )
 
-COLORS = {"sgd": "#b8860b", "adamw": "#0072b2", "jorge": "#222222"}
-KINDS = {"plain": "#222222", "refresh": "#c1272d"}  # of Jorge's steps
-FORMULA: dict[str, Any] = {"linestyle": "--", "linewidth": 1}
-BYTES = {
-    "Jorge's temporaries": ("#8a8a8a", "s:"),
-    "Jorge's state": ("#222222", "o-"),
-    "AdamW's state": ("#0072b2", "-"),
-    "parameters": ("#b8860b", "--"),
-}
-LABELS = {
+COLUMNS = {
     "width": "width of one square layer",
     "depth": "layers of 64 x 64",
-    "tile": "largest side of a tile",
-    "interval": "interval between refreshes",
+    "tile": "largest side of a tile, ResNet-50",
+    "interval": "interval between refreshes, ResNet-50",
 }
-PANELS = ("width", "width", "depth", "tile", "tile", "interval")
+ROWS = {
+    "seconds": "seconds of an update",
+    "flops": "GFLOP of matrix products",
+    "bytes": "MB",
+    "compile": "seconds to compile the update",
+}
+LOOKS = {
+    "SGD": ("#b8860b", "o"),
+    "AdamW": ("#0072b2", "o"),
+    "Jorge": ("#222222", "o"),
+    "Jorge, plain step": ("#222222", "o"),
+    "Jorge, refresh step": ("#c1272d", "o"),
+    "Jorge, mean step": ("#c1272d", "o"),
+    "a plain step": ("#222222", "o"),
+    "a refresh, beside it": ("#c1272d", "o"),
+    "mean of all steps": ("#c1272d", "o"),
+    "Jorge's temporaries": ("#8a8a8a", "s"),
+    "Jorge's state": ("#222222", "o"),
+    "AdamW's state": ("#0072b2", "o"),
+}
+KINDS = {"plain": "a plain step", "refresh": "a refresh, beside it"}
+Series = dict[str, Any]  # by label: points (with smallest and largest) and a line
 
 
 def data() -> dict[str, Any]:
-    """What the picture shows; of spreads: median, smallest, largest."""
-    wide, deep, tiled = cases("width"), cases("depth"), cases("tile")
+    """What each panel shows: by label, x, points and the formula's line."""
+    grown = {axis: _column(cases(axis)) for axis in ("width", "depth", "tile")}
+    return {**grown, "interval": _intervals(default_tile())}
 
-    def spreads(found: dict, name: str, *keys: str) -> list[list[float]]:
-        values = [_at(rows[name], *keys) for rows in found.values()]
-        return [[v["median"], v["min"], v["max"]] for v in values]
 
-    def own(found: dict, *keys: str, name: str = "jorge") -> list[float]:
-        return [_at(rows[name], *keys) for rows in found.values()]
-
-    def flops(found: dict, key: str) -> dict[str, Any]:
-        return {kind: own(found, key, kind) for kind in KINDS}
-
-    seconds = {name: spreads(wide, name, "step_seconds", "plain") for name in TITLES}
-    seconds["refresh"] = spreads(wide, "jorge", "step_seconds", "refresh")
-    compiling = {name: spreads(deep, name, "compile_seconds") for name in TITLES}
-    default = default_tile()["jorge"]
+def _column(found: dict[int, dict[str, Any]]) -> dict[str, Series]:
+    timed = {x: rows for x, rows in found.items() if rows["jorge"]["step_seconds"]}
+    own = [rows["jorge"] for rows in found.values()]
+    flops = {
+        label: _series(
+            found,
+            [row["matmul_flops"][kind] / 1e9 for row in own],
+            [row["formula_flops"][kind] / 1e9 for row in own],
+        )
+        for kind, label in KINDS.items()
+    }
     return {
-        "width": {
-            "x": list(wide),
-            "seconds": seconds,
-            "flops": flops(wide, "matmul_flops"),
-            "formula": flops(wide, "formula_flops"),
-        },
-        "depth": {
-            "x": list(deep),
-            "seconds": compiling,
-            "ratio": own(deep, "compile_over_adamw", "median"),
-        },
-        "tile": {
-            "x": list(tiled),
-            "flops": flops(tiled, "matmul_flops"),
-            "formula": flops(tiled, "formula_flops"),
-            "bytes": {
-                "Jorge's state": own(tiled, "state_bytes"),
-                "Jorge's temporaries": own(tiled, "temporary_bytes"),
-                "AdamW's state": own(tiled, "state_bytes", name="adamw"),
-                "parameters": own(tiled, "parameter_bytes"),
+        "seconds": {
+            **{
+                TITLES[name]: _series(timed, _spreads(timed, name, "plain"))
+                for name in ("sgd", "adamw")
+            },
+            **{
+                f"Jorge, {kind} step": _series(
+                    timed, _spreads(timed, "jorge", kind), _in_proportion(timed, kind)
+                )
+                for kind in KINDS
             },
         },
-        "interval": {
-            "x": list(INTERVALS),
-            "flops": [
-                amortised(**default["matmul_flops"], interval=k) for k in INTERVALS
-            ],
-            "formula": default["formula_flops"],
+        "flops": flops,
+        "bytes": {
+            label: _series(found, [rows[name][key] / 1e6 for rows in found.values()])
+            for label, name, key in (
+                ("Jorge's temporaries", "jorge", "temporary_bytes"),
+                ("Jorge's state", "jorge", "state_bytes"),
+                ("AdamW's state", "adamw", "state_bytes"),
+            )
+        },
+        "compile": {
+            title: _series(
+                found,
+                [_numbers(rows[name]["compile_seconds"]) for rows in found.values()],
+            )
+            for name, title in TITLES.items()
         },
     }
 
 
-def _at(row: Any, *keys: str) -> Any:
-    for key in keys:
-        row = row[key]
-    return row
+def _intervals(rows: dict[str, Any]) -> dict[str, Series]:
+    """The interval changes neither state nor program: those lines are flat."""
+    column = _column({0: rows})
+    own, flops = rows["jorge"], rows["jorge"]["matmul_flops"]
+    plain = own["step_seconds"]["plain"]["median"]
+
+    def flat(series: Series) -> Series:
+        return {
+            label: _series(INTERVALS, each["points"] * len(INTERVALS))
+            for label, each in series.items()
+        }
+
+    def means(each: float, more: float) -> list[float]:
+        return [amortised(each, more, interval) for interval in INTERVALS]
+
+    giga = [flops[kind] / 1e9 for kind in KINDS]
+    formula = [own["formula_flops"][kind] / 1e9 for kind in KINDS]
+    still = flat(column["seconds"])
+    return {
+        "seconds": {
+            **{label: still[label] for label in ("SGD", "AdamW", "Jorge, plain step")},
+            "Jorge, mean step": _series(INTERVALS, means(plain, excess(own))),
+        },
+        "flops": {
+            "a plain step": _series(INTERVALS, giga[:1] * len(INTERVALS)),
+            "mean of all steps": _series(INTERVALS, means(*giga), means(*formula)),
+        },
+        "bytes": flat(column["bytes"]),
+        "compile": flat(column["compile"]),
+    }
+
+
+def _series(x: Any, points: list[Any], line: list[float] | None = None) -> Series:
+    return {"x": list(x), "points": points, "line": line}
+
+
+def _numbers(spread: dict[str, float]) -> list[float]:
+    return [spread[key] for key in ("median", "min", "max")]
+
+
+def _spreads(found: dict, name: str, kind: str) -> list[list[float]]:
+    return [_numbers(rows[name]["step_seconds"][kind]) for rows in found.values()]
+
+
+def _in_proportion(found: dict, kind: str) -> list[float]:
+    """The formula's operations of such a step, at the speed of the largest case."""
+    flops = []
+    for rows in found.values():
+        formula = rows["jorge"]["formula_flops"]
+        flops.append(formula["plain"] + (kind == "refresh") * formula["refresh"])
+    last = _spreads(found, "jorge", kind)[-1][0]
+    return [last * value / flops[-1] for value in flops]
 
 
 def figure(data: dict[str, Any]) -> Figure:
-    """Six panels, all of logarithmic scales."""
-    figure = Figure(figsize=(13, 7.8), layout="constrained")
-    axes = figure.subplots(2, 3)
-    _draw_times(axes[0, 0], data["width"])
-    _draw_flops(axes[0, 1], data["width"], "tiles of 256\nlines: the formula")
-    _draw_compiling(axes[0, 2], data["depth"])
-    _draw_flops(axes[1, 0], data["tile"], "ResNet-50\nlines: if all went by grams")
-    _draw_bytes(axes[1, 1], data["tile"])
-    _draw_intervals(axes[1, 2], data["interval"])
-    for axis, key in zip(axes.flat, PANELS, strict=True):
-        axis.set(xscale="log", yscale="log", xlabel=LABELS[key])
-        axis.set_xticks(data[key]["x"], map(str, data[key]["x"]))
+    """A grid of panels, all of logarithmic scales."""
+    figure = Figure(figsize=(15, 13), layout="constrained")
+    grid = figure.subplots(len(ROWS), len(COLUMNS), sharex="col", sharey="row")
+    for axes, (row, measure) in zip(grid, ROWS.items(), strict=True):
+        for axis, column in zip(axes, COLUMNS, strict=True):
+            _draw(axis, data[column][row])
+        axes[0].set(yscale="log", ylabel=measure)
+        axes[0].yaxis.set_major_locator(LogLocator(numticks=12))
+        axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    for axis, (column, title) in zip(grid[-1], COLUMNS.items(), strict=True):
+        x = next(iter(data[column]["flops"].values()))["x"]
+        axis.set(xscale="log", xlabel=title)
+        axis.set_xticks(x, map(str, x))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axis.legend(frameon=False, fontsize=8)
-    for axis in axes[1, 1:]:  # less than two decades
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_minor_locator(NullLocator())
+    for axes in grid:  # labels of the first panel, and those that others have beside it
+        known = set(axes[0].get_legend_handles_labels()[1])
+        axes[0].legend(frameon=False, fontsize=8)
+        handles, labels = axes[-1].get_legend_handles_labels()
+        new = [(h, n) for h, n in zip(handles, labels, strict=True) if n not in known]
+        if new:
+            axes[-1].legend(*zip(*new, strict=True), frameon=False, fontsize=8)
+    grid[0, 0].set_title("dashed: in proportion to the formula")
+    grid[1, 0].set_title("dashed: the formula")
     return figure
 
 
-def _points(axis: Axes, x: list[float], spreads: Any, label: str, color: str) -> None:
-    """Medians, with bars from the smallest to the largest."""
-    middle, low, high = np.array(spreads).T
-    bars = [middle - low, high - middle]
-    axis.errorbar(x, middle, bars, fmt="o", color=color, label=label, markersize=4)
-
-
-def _draw_times(axis: Axes, data: dict[str, Any]) -> None:
-    x, seconds = data["x"], data["seconds"]
-    for name in ("sgd", "adamw"):
-        _points(axis, x, seconds[name], TITLES[name], COLORS[name])
-    flops = np.zeros(len(x))
-    for (kind, color), name in zip(KINDS.items(), ("jorge", "refresh"), strict=True):
-        _points(axis, x, seconds[name], f"Jorge, {kind} step", color)
-        flops = flops + data["formula"][kind]
-        axis.plot(x, flops * (seconds[name][-1][0] / flops[-1]), color=color, **FORMULA)
-    axis.set(
-        ylabel="seconds, median and range",
-        title="Time of an update, CPU\nlines: in proportion to the formula",
-    )
-
-
-def _draw_flops(axis: Axes, data: dict[str, Any], what: str) -> None:
-    for kind, color in KINDS.items():
-        counted, formula = (np.divide(data[k][kind], 1e9) for k in ("flops", "formula"))
-        label = {"plain": "each step", "refresh": "a refresh, beside these"}[kind]
-        axis.plot(data["x"], counted, "o", color=color, markersize=5, label=label)
-        axis.plot(data["x"], formula, color=color, **FORMULA)
-    axis.set(ylabel="GFLOP", title=f"Matrix products, counted, {what}")
-
-
-def _draw_compiling(axis: Axes, data: dict[str, Any]) -> None:
-    x, ratio = data["x"], data["ratio"]
-    for name, title in TITLES.items():
-        _points(axis, x, data["seconds"][name], title, COLORS[name])
-        middle = [values[0] for values in data["seconds"][name]]
-        axis.plot(x, middle, color=COLORS[name], linewidth=1)
-    axis.set(
-        ylabel="seconds, median and range",
-        title=f"Time to compile the update; Jorge's over AdamW's:\n{ratio[0]:.1f} with "
-        f"{x[0]} layers, {ratio[-1]:.1f} with {x[-1]}",
-    )
-
-
-def _draw_bytes(axis: Axes, data: dict[str, Any]) -> None:
-    for label, (color, look) in BYTES.items():
-        values = np.divide(data["bytes"][label], 1e6)
-        axis.plot(data["x"], values, look, color=color, markersize=5, label=label)
-    top = max(map(max, data["bytes"].values())) / 1e6
-    axis.set(ylabel="MB", ylim=(None, 6 * top), title="Memory, ResNet-50")
-
-
-def _draw_intervals(axis: Axes, data: dict[str, Any]) -> None:
-    plain, refresh = (data["formula"][kind] / 1e9 for kind in KINDS)
-    k = np.geomspace(data["x"][0], data["x"][-1], 100)
-    counted = np.divide(data["flops"], 1e9)
-    color = KINDS["refresh"]
-    axis.plot(data["x"], counted, "o", color=color, markersize=5, label="counted")
-    axis.plot(k, amortised(plain, refresh, k), color=color, label="formula", **FORMULA)
-    axis.axhline(plain, color=KINDS["plain"], label="without refreshes", **FORMULA)
-    axis.set(
-        ylabel="GFLOP",
-        title="Matrix products, mean of all steps,\nResNet-50, tiles of 256",
-    )
+def _draw(axis: Axes, series: Series) -> None:
+    """Points, with bars from the smallest to the largest where these are known."""
+    for label, each in series.items():
+        color, marker = LOOKS[label]
+        middle, *ends = (
+            np.array(each["points"], dtype=float).reshape(len(each["x"]), -1).T
+        )
+        bars = [middle - ends[0], ends[1] - middle] if ends else None
+        axis.errorbar(
+            each["x"], middle, bars, fmt=marker, color=color, label=label, markersize=4
+        )
+        line = each["line"] or middle
+        look: Any = dict(linestyle="--") if each["line"] else dict(alpha=0.4)
+        axis.plot(each["x"], line, color=color, linewidth=1, **look)

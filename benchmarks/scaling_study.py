@@ -5,9 +5,9 @@ state and temporaries and the time to compile grow with the width of a layer, th
 of layers, the size of tiles and the interval between refreshes?
 Method: the update alone, as in updates.py, of three families of parameters: one
 square layer of width 256 to 8192; 10 to 1000 layers of 64 x 64; ResNet-50 in tiles of
-at most 64 to 2048 (steps only up to 512). One process; compilations and steps of SGD,
-AdamW and Jorge interleaved; medians with the smallest and the largest. The first step
-touches fresh memory, and is left out. Counts are exact; beside them stands the formula:
+at most 64 to 2048 (steps only up to 512). One process on one core, whose memory stays
+with it (machine.py); compilations and steps of SGD, AdamW and Jorge interleaved; medians
+with the smallest and the largest. The first step touches fresh memory, and is left out. Counts are exact; beside them stands the formula:
 for a tile R x C, 2 R C (R + C) in every step, and at a refresh 2 (m^2 n + 5 m^3) for
 its side m and the other side n. The interval needs no runs: a step takes on average
 what a plain one takes, and 1/interval of what a refresh takes beyond that.
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import counts, results, shapes, updates
+from benchmarks import counts, machine, results, shapes, updates
 from jorge_optax import Tiling, jorge
 from jorge_optax._refresh import gram_multiplications
 from jorge_optax._stacks import plan_tree
@@ -181,6 +181,7 @@ def time_steps(case: Case, compiled: dict) -> dict[str, dict]:
 
 def main() -> None:
     """Measures all cases that the JSON does not hold."""
+    machine.steady()
     held = {(row["axis"], row["value"]) for row in results.rows(NAME)}
     todo = [case for case in cases() if (case.axis, case.value) not in held]
     if todo:  # the first compilation of a process takes longer

@@ -3,11 +3,12 @@
 Question: how long is a training step with SGD, AdamW, Jorge, Shampoo with exact roots,
 Muon and PSGD-Kron, how much of it is the optimizer, and how long does it compile?
 Method: the examples' ResNet-50 and DeepLabv3 on random images, and for the optimizer
-alone the parameters of Mask R-CNN, too. One process; in each round every optimizer
-takes two steps, of which, for those with roots, one is plain and one a refresh. All
-steps are kept, but for the first round. What an interval of k costs is
-plain + (refresh - plain) / k, of the medians. Compilations are interleaved, too. FLOPs,
-of matrix products and convolutions, are counted on the traced program.
+alone the parameters of Mask R-CNN, too. One process on one core, whose memory stays with
+it (machine.py). After a first step that is not timed, in each round every optimizer takes
+a plain step and, if it has roots, one with a refresh; every other round goes the other
+way round. What an interval of k costs is plain + (refresh - plain) / k, of the medians.
+Compilations are interleaved, too. FLOPs, of matrix products and convolutions, are counted
+on the traced program.
 Answer: docs/results.md, from benchmarks/results/step_cost.json.
 
     python -m benchmarks.step_cost [PART ...]
@@ -21,7 +22,15 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from benchmarks import contenders, counts, results, shapes, training_steps, updates
+from benchmarks import (
+    contenders,
+    counts,
+    machine,
+    results,
+    shapes,
+    training_steps,
+    updates,
+)
 
 
 class Part(NamedTuple):
@@ -46,11 +55,11 @@ class Part(NamedTuple):
 
 PARTS = results.sized(
     {
-        "resnet50": Part("resnet50", 64, 224, 3, 4),
-        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 2),
-        "update-resnet50": Part("resnet50", 0, 0, 4, 5),
-        "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 3, 3),
-        "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 3, 3),
+        "resnet50": Part("resnet50", 64, 224, 2, 3),
+        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 3),
+        "update-resnet50": Part("resnet50", 0, 0, 6, 5),
+        "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 5, 3),
+        "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 5, 3),
     },
     {"update-resnet18": Part("resnet18", 0, 0, 2, 1, ("shampoo", "psgd"))},
 )
@@ -107,23 +116,26 @@ def compile_all(part: Part, programs: dict[str, Program]) -> tuple[dict, dict]:
 
 
 def time_all(part: Part, programs: dict[str, Program], compiled: dict) -> dict:
-    """Seconds of the steps of each, by kind; the first round is left out."""
-    seconds = {name: {"plain": [], "refresh": []} for name in programs}
+    """Seconds of the steps of each, by kind."""
+    seconds = {name: {kind: [] for kind in _kinds(name)} for name in programs}
     live = {name: own.start() for name, own in programs.items()}
-    for turn in range(part.rounds):
-        for name, run in compiled.items():
+    for turn in range(1 + part.rounds):
+        for name in list(programs)[:: -1 if turn % 2 else 1]:
             carried, rest = live.pop(name)
-            for kind in ("refresh", "plain"):  # steps 0 and 1, 2 and 3, ...
+            # The first step, which refreshes, touches fresh memory: it is left out.
+            for kind in _kinds(name) if turn else (None,):
                 start = time.perf_counter()
-                carried, _ = jax.block_until_ready(run(carried, rest))
-                if turn:
+                carried, _ = jax.block_until_ready(compiled[name](carried, rest))
+                if kind:
                     seconds[name][kind].append(time.perf_counter() - start)
             live[name] = carried, rest
         print(part.model, "round", turn, flush=True)
-    for name, kinds in seconds.items():
-        if name not in contenders.WITH_ROOTS:  # all steps are alike
-            seconds[name] = {"plain": kinds["plain"] + kinds["refresh"]}
     return seconds
+
+
+def _kinds(name: str) -> tuple[str, ...]:
+    """Of the steps of a round, steps 1 and 2, 3 and 4, ..., of which the even refresh."""
+    return ("plain", "refresh") if name in contenders.WITH_ROOTS else ("plain",)
 
 
 def measure(label: str, part: Part) -> list[dict]:
@@ -165,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     arguments = parser.parse_args()
+    machine.steady()
     done = {row["part"] for row in results.rows("step_cost")}
     names = arguments.parts or [name for name in PARTS if name not in done]
     for name in names:
