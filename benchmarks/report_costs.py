@@ -98,9 +98,7 @@ def updates() -> Table:
 def at_a_glance() -> Table:
     """ResNet-50 at the paper's batch, refreshed at every 50th step; for the README."""
     interval = 50
-    step = next(
-        p for p in _parts(batch=True) if _is_resnet(p) and p["sgd"]["batch"] == 64
-    )
+    step = next(p for p in _parts(batch=True) if _is_resnet(p))
     update = next(p for p in _parts(batch=False) if _is_resnet(p))
     launched = {
         row["optimizer"]: row

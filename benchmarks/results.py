@@ -7,7 +7,6 @@ size that exercises their code and write there: see run_all.py.
 import contextlib
 import datetime
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -37,11 +36,10 @@ def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Pat
     the commit it was measured at: those that :func:`rows` gave keep theirs.
     """
     seeds = sorted({row["seed"] for row in rows if "seed" in row})
-    commit = _commit()
-    rows = [{**row, "commit": row.get("commit", commit)} for row in rows]
+    rows = [{**row, "commit": row.get("commit", COMMIT)} for row in rows]
     provenance = {
         "command": "python -m " + _module_name(),
-        "commit": commit,
+        "commit": COMMIT,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "jax": jax.__version__,
@@ -82,12 +80,8 @@ def lock() -> Iterator[None]:
         yield
 
 
-@functools.cache
 def _commit() -> str:
-    """The commit; "-dirty" after it where files differ from it, results aside.
-
-    Asked once in a process, whose code stays what it was when it began.
-    """
+    """The commit; "-dirty" after it where files differ from it, results aside."""
     root = pathlib.Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:
@@ -107,3 +101,6 @@ def _module_name() -> str:
     # Where things lay on that machine is nobody's concern.
     plain = (pathlib.Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])
     return " ".join([name, *plain])
+
+
+COMMIT = _commit()  # now: files may change while a study runs

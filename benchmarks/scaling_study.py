@@ -3,14 +3,15 @@
 Question: how do the time of a step, the operations of its matrix products, the bytes of
 state and temporaries and the time to compile grow with the width of a layer, the number
 of layers, the size of tiles and the interval between refreshes?
-Method: the update alone, as in updates.py, of three families of parameters: one
-square layer of width 256 to 8192; 10 to 1000 layers of 64 x 64; ResNet-50 in tiles of
-at most 64 to 2048 (steps only up to 512). One process on one core, whose memory stays
-with it (machine.py); compilations and steps of SGD, AdamW and Jorge interleaved; medians
-with the smallest and the largest. The first step touches fresh memory, and is left out. Counts are exact; beside them stands the formula:
-for a tile R x C, 2 R C (R + C) in every step, and at a refresh 2 (m^2 n + 5 m^3) for
-its side m and the other side n. The interval needs no runs: a step takes on average
-what a plain one takes, and 1/interval of what a refresh takes beyond that.
+Method: the update alone, as in updates.py, of three families of parameters: one square
+layer of width 256 to 8192; 10 to 1000 layers of 64 x 64; ResNet-50 in tiles of at most
+64 to 2048 (steps only up to 512). One process on one core, whose memory stays with it
+(machine.py); compilations and steps of SGD, AdamW and Jorge interleaved; medians with
+the smallest and the largest. The first step touches fresh memory, and is left out.
+Counts are exact; beside them stands the formula: for a tile R x C, 2 R C (R + C) in
+every step, and at a refresh 2 (m^2 n + 5 m^3) for its side m and the other side n. The
+interval needs no runs: a step takes on average what a plain one takes, and 1/interval
+of what a refresh takes beyond that.
 Answer: docs/results.md, from benchmarks/results/scaling_study.json.
 
     python -m benchmarks.scaling_study

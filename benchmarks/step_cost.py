@@ -3,12 +3,12 @@
 Question: how long is a training step with SGD, AdamW, Jorge, Shampoo with exact roots,
 Muon and PSGD-Kron, how much of it is the optimizer, and how long does it compile?
 Method: the examples' ResNet-50 and DeepLabv3 on random images, and for the optimizer
-alone the parameters of Mask R-CNN, too. One process on one core, whose memory stays with
-it (machine.py). After a first step that is not timed, in each round every optimizer takes
-a plain step and, if it has roots, one with a refresh; every other round goes the other
-way round. What an interval of k costs is plain + (refresh - plain) / k, of the medians.
-Compilations are interleaved, too. FLOPs, of matrix products and convolutions, are counted
-on the traced program.
+alone the parameters of Mask R-CNN, too. One process on one core, whose memory stays
+with it (machine.py). After a first step that is not timed, in each round every
+optimizer takes a plain step and, if it has roots, one with a refresh; every other round
+goes the other way round. What an interval of k costs is plain + (refresh - plain) / k,
+of the medians. Compilations are interleaved, too. FLOPs, of matrix products and
+convolutions, are counted on the traced program.
 Answer: docs/results.md, from benchmarks/results/step_cost.json.
 
     python -m benchmarks.step_cost [PART ...]
@@ -134,7 +134,7 @@ def time_all(part: Part, programs: dict[str, Program], compiled: dict) -> dict:
 
 
 def _kinds(name: str) -> tuple[str, ...]:
-    """Of the steps of a round, steps 1 and 2, 3 and 4, ..., of which the even refresh."""
+    """Of the steps of a round: 1 and 2, 3 and 4, ..., of which the even refresh."""
     return ("plain", "refresh") if name in contenders.WITH_ROOTS else ("plain",)
 
 
