@@ -7,8 +7,7 @@ with warm-up, 600 steps. AdamW's learning rate is the best of four by the final
 validation loss of one seed (not used again). Then three other seeds of AdamW at that
 rate and of Jorge with from_adamw, untouched; also with a refresh at every step, with
 the composite rule, and with the embeddings preconditioned. That embeddings are left to
-Adam by default was decided on the tuning seed. Seconds are those of the steps, two runs
-at a time.
+Adam by default was decided on the tuning seed.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.adamw_study

@@ -80,7 +80,7 @@ def _normalise(x: jax.Array) -> jax.Array:
 def train(optimizer, seed: int, steps: int, every: int = 20):
     """Validation loss every some steps: list of (step, loss, seconds of the steps).
 
-    The seconds are without compilation.
+    The seconds are those of the processor, without compilation.
     """
     training, validation = text()
     rng = np.random.default_rng(seed)
@@ -104,9 +104,9 @@ def train(optimizer, seed: int, steps: int, every: int = 20):
     curve, seconds = [], 0.0
     for start in range(0, steps, every):
         batches = np.stack([_batch(training, rng, BATCH) for _ in range(every)])
-        begun = time.perf_counter()
+        begun = time.process_time()
         params, state, value = jax.block_until_ready(compiled(params, state, batches))
-        seconds += time.perf_counter() - begun
+        seconds += time.process_time() - begun
         curve.append((start + every, float(value), seconds))
     return curve
 

@@ -39,6 +39,34 @@ def test_muon_orthogonalises_kernels_and_matrices_but_no_vectors():
     assert numbers["b"] is None
 
 
+def test_steps_are_timed_in_turn_but_for_the_first():
+    calls = []
+
+    def runs(name):
+        def run(carried, rest):
+            calls.append((name, carried))
+            return carried + 1, rest
+
+        return run
+
+    programs = {
+        name: step_cost.Program(runs(name), (), lambda: (0, None))
+        for name in ("sgd", "jorge")
+    }
+    part = step_cost.Part("none", 0, 0, rounds=2, compilations=1)
+    compiled = {name: own.function for name, own in programs.items()}
+    seconds = step_cost.time_all(part, programs, compiled)
+    lengths = {
+        name: {kind: len(values) for kind, values in kinds.items()}
+        for name, kinds in seconds.items()
+    }
+    assert lengths == {"sgd": {"plain": 2}, "jorge": {"plain": 2, "refresh": 2}}
+    untimed = [("sgd", 0), ("jorge", 0)]
+    # Jorge's steps 1 and 3 are plain, 2 and 4 refresh: see the next test.
+    first, second = [("jorge", 1), ("jorge", 2), ("sgd", 1)], [("sgd", 2), ("jorge", 3)]
+    assert calls == [*untimed, *first, *second, ("jorge", 4)]
+
+
 def test_of_two_steps_one_refreshes():
     """What time_all takes for granted: steps 0, 2, ... refresh, 1, 3, ... do not."""
     optimizer = contenders.contenders()["jorge"]
@@ -67,6 +95,33 @@ def test_amortised_is_between_plain_and_refresh():
     assert report_costs._amortised({**row, "optimizer": "psgd"}, 5) == 1.15
     alike = {"optimizer": "sgd", "step_seconds": {"plain": [2.0, 4.0]}}
     assert report_costs._amortised(alike, 5) == 3.0
+
+
+def made_up_costs(name):
+    """Results of one model, whose update and step take round numbers of seconds."""
+    row = {"model": "resnet50", "lower_and_compile_seconds": [[1, 1], [2, 6]]}
+    sgd = {**row, "optimizer": "sgd"}
+    own = {**row, "optimizer": "jorge", "lower_and_compile_seconds": [[1, 3], [4, 12]]}
+    update = {"part": "update", "batch": 0}
+    step = {"part": "step", "batch": 64}
+    rows = [
+        {**sgd, **update, "step_seconds": {"plain": [1.0]}},
+        {**own, **update, "step_seconds": {"plain": [2.0], "refresh": [52.0]}},
+        {**sgd, **step, "step_seconds": {"plain": [9.0, 10.0, 30.0]}},
+        {**own, **step, "step_seconds": {"plain": [90.0], "refresh": [91.0]}},
+    ]
+    assert name == "step_cost"
+    return {"rows": rows}
+
+
+def test_a_step_by_its_parts(monkeypatch):
+    monkeypatch.setattr(report_costs.results, "read", made_up_costs)
+    [step], [update] = (report_costs._parts(batch=batch) for batch in (True, False))
+    # An update of 2 + 50/50 s in place of SGD's of 1 s, in a step of 10 s.
+    assert report_costs._by_parts(step["sgd"], update, "jorge", 50) == 1.2
+    assert report_costs._by_parts(step["sgd"], update, "jorge", 10) == 1.6
+    assert report_costs._by_parts(step["sgd"], update, "sgd", 50) == 1.0
+    assert report_costs._compile_over(update["jorge"], update["sgd"]) == 2.0
 
 
 def test_a_training_step_learns():

@@ -105,3 +105,15 @@ def test_provenance_has_the_seeds_of_the_rows(monkeypatch, tmp_path):
     assert facts <= set(found)
     assert provenance(rows, seeds=[7])["seeds"] == [7]
     assert "seeds" not in provenance([{"x": 1}])
+
+
+def test_rows_keep_the_commit_they_were_measured_at(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    old = {"provenance": {"commit": "0ld"}, "rows": [{"x": 1}, {"x": 2, "commit": "a"}]}
+    (tmp_path / "study.json").write_text(json.dumps(old))
+    monkeypatch.setattr(results, "COMMIT", "new")
+    results.write("study", [*results.rows("study"), {"x": 3}])
+    found = results.read("study")
+    assert [row["commit"] for row in found["rows"]] == ["0ld", "a", "new"]
+    assert [row["x"] for row in found["rows"]] == [1, 2, 3]
+    assert found["provenance"]["commit"] == "new"
