@@ -26,11 +26,11 @@ COLUMNS = {
     "tile": "largest side of a tile, ResNet-50",
     "interval": "interval between refreshes, ResNet-50",
 }
-ROWS = {
-    "seconds": "seconds of an update",
-    "flops": "GFLOP of matrix products",
-    "bytes": "MB",
-    "compile": "seconds to compile the update",
+ROWS = {  # and their units
+    "seconds": ("seconds of an update", 1),
+    "flops": ("GFLOP of matrix products", 1e9),
+    "bytes": ("MB", 1e6),
+    "compile": ("seconds to compile the update", 1),
 }
 LOOKS = {
     "SGD": ("#b8860b", "o"),
@@ -62,8 +62,8 @@ def _column(found: dict[int, dict[str, Any]]) -> dict[str, Series]:
     flops = {
         label: _series(
             found,
-            [row["matmul_flops"][kind] / 1e9 for row in own],
-            [row["formula_flops"][kind] / 1e9 for row in own],
+            [row["matmul_flops"][kind] for row in own],
+            [row["formula_flops"][kind] for row in own],
         )
         for kind, label in KINDS.items()
     }
@@ -82,7 +82,7 @@ def _column(found: dict[int, dict[str, Any]]) -> dict[str, Series]:
         },
         "flops": flops,
         "bytes": {
-            label: _series(found, [rows[name][key] / 1e6 for rows in found.values()])
+            label: _series(found, [rows[name][key] for rows in found.values()])
             for label, name, key in (
                 ("Jorge's temporaries", "jorge", "temporary_bytes"),
                 ("Jorge's state", "jorge", "state_bytes"),
@@ -114,8 +114,8 @@ def _intervals(rows: dict[str, Any]) -> dict[str, Series]:
     def means(each: float, more: float) -> list[float]:
         return [amortised(each, more, interval) for interval in INTERVALS]
 
-    giga = [flops[kind] / 1e9 for kind in KINDS]
-    formula = [own["formula_flops"][kind] / 1e9 for kind in KINDS]
+    counted = [flops[kind] for kind in KINDS]
+    formula = [own["formula_flops"][kind] for kind in KINDS]
     still = flat(column["seconds"])
     return {
         "seconds": {
@@ -123,8 +123,8 @@ def _intervals(rows: dict[str, Any]) -> dict[str, Series]:
             "Jorge, mean step": _series(INTERVALS, means(plain, excess(own))),
         },
         "flops": {
-            "a plain step": _series(INTERVALS, giga[:1] * len(INTERVALS)),
-            "mean of all steps": _series(INTERVALS, means(*giga), means(*formula)),
+            "a plain step": _series(INTERVALS, counted[:1] * len(INTERVALS)),
+            "mean of all steps": _series(INTERVALS, means(*counted), means(*formula)),
         },
         "bytes": flat(column["bytes"]),
         "compile": flat(column["compile"]),
@@ -157,9 +157,9 @@ def figure(data: dict[str, Any]) -> Figure:
     """A grid of panels, all of logarithmic scales."""
     figure = Figure(figsize=(15, 13), layout="constrained")
     grid = figure.subplots(len(ROWS), len(COLUMNS), sharex="col", sharey="row")
-    for axes, (row, measure) in zip(grid, ROWS.items(), strict=True):
+    for axes, (row, (measure, unit)) in zip(grid, ROWS.items(), strict=True):
         for axis, column in zip(axes, COLUMNS, strict=True):
-            _draw(axis, data[column][row])
+            _draw(axis, data[column][row], unit)
         axes[0].set(yscale="log", ylabel=measure)
         axes[0].yaxis.set_major_locator(LogLocator(numticks=12))
         axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -180,17 +180,17 @@ def figure(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, series: Series) -> None:
+def _draw(axis: Axes, series: Series, unit: float) -> None:
     """Points, with bars from the smallest to the largest where these are known."""
     for label, each in series.items():
-        color, marker = LOOKS[label]
-        middle, *ends = (
-            np.array(each["points"], dtype=float).reshape(len(each["x"]), -1).T
-        )
+        x, (color, marker) = each["x"], LOOKS[label]
+        points = np.array(each["points"], dtype=float).reshape(len(x), -1) / unit
+        middle, *ends = points.T
         bars = [middle - ends[0], ends[1] - middle] if ends else None
-        axis.errorbar(
-            each["x"], middle, bars, fmt=marker, color=color, label=label, markersize=4
-        )
-        line = each["line"] or middle
-        look: Any = dict(linestyle="--") if each["line"] else dict(alpha=0.4)
-        axis.plot(each["x"], line, color=color, linewidth=1, **look)
+        look: Any = dict(fmt=marker, color=color, label=label, markersize=4)
+        axis.errorbar(x, middle, bars, **look)
+        if each["line"]:
+            line = np.divide(each["line"], unit)
+            axis.plot(x, line, "--", color=color, linewidth=1)
+        else:
+            axis.plot(x, middle, color=color, linewidth=1, alpha=0.4)
