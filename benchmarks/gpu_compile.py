@@ -27,8 +27,6 @@ from benchmarks.baselines.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 INTERVAL = 50
-# As jorge, but no operation of the update starts before all gradients are there.
-BARRIER = "jorge, barrier"
 # Those of training_steps, which are the paper's; smaller in a smoke run.
 SIZES = results.sized(
     {"resnet50": {}, "deeplabv3_resnet50": {}}, {"resnet50": {"batch": 2, "size": 64}}
@@ -77,9 +75,8 @@ def measure_update(model: str, name: str, device: str) -> dict:
 
 def measure_step(model: str, name: str, device: str) -> dict:
     """One row: what a whole training step launches."""
-    optimizer = optimizers()["jorge" if name == BARRIER else name]
-    scoped = in_scope(optimizer, barrier=name == BARRIER)
-    step = training_steps.make(model, scoped, **SIZES[model])
+    optimizer = optimizers()[name]
+    step = training_steps.make(model, in_scope(optimizer), **SIZES[model])
     structs = step.state, step.batch
     program = gpu_target.compile_for(device, step.function, structs, (0,))
     params, _, state = step.state
@@ -109,11 +106,10 @@ def measure_step(model: str, name: str, device: str) -> dict:
     }
 
 
-def in_scope(optimizer, barrier: bool = False) -> optax.GradientTransformation:
+def in_scope(optimizer) -> optax.GradientTransformation:
     """The same, with operations that can be told from those of the model."""
 
     def scoped(updates, state, params=None):
-        updates = jax.lax.optimization_barrier(updates) if barrier else updates
         with jax.named_scope("optimizer"):
             return optimizer.update(updates, state, params)
 
@@ -149,14 +145,13 @@ def main() -> None:
         sys.exit(f"Skipped. {why}")
     devices = results.sized(tuple(gpu_target.DEVICES), ("A100",))
     names = results.sized(tuple(optimizers()), ("sgd", "jorge"))
-    more = results.sized((BARRIER,), ())
-    for file, measure, models, chosen in (
-        ("gpu_compile", measure_update, alone.MODELS, names),
-        ("gpu_steps", measure_step, SIZES, (*names, *more)),
+    for file, measure, models in (
+        ("gpu_compile", measure_update, alone.MODELS),
+        ("gpu_steps", measure_step, SIZES),
     ):
         rows = results.rows(file)
         known = {(row["device"], row["model"], row["optimizer"]) for row in rows}
-        for device, model, name in itertools.product(devices, models, chosen):
+        for device, model, name in itertools.product(devices, models, names):
             if (device, model, name) not in known:
                 rows.append(measure(model, name, device))
                 print(rows[-1], flush=True)

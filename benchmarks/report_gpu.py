@@ -23,7 +23,6 @@ LAUNCHED = (
 MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
 ROOM_AND_TIME = ("temporary", "compile")
 RULES = ("jorge", "composite")
-BARRIER = "jorge, barrier"  # as gpu_compile.py calls it
 # Of the operations of a step, by the optimizer at an interval of 50.
 SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05}
 
@@ -74,7 +73,7 @@ def gpu_bounds() -> Table:
     for file, part in (("gpu_compile", "update"), ("gpu_steps", "whole step")):
         rows = {tuple(_names(row)): row for row in results.read(file)["rows"]}
         for (device, model, name), row in rows.items():
-            if device != "A100" or name == BARRIER:
+            if device != "A100":
                 continue
             both = [row, rows["H100", model, name]]
             flops = row["flops"] if part == "update" else row["optimizer_flops"]

@@ -103,6 +103,8 @@ def at_least_float32(
         return inner.init(_widen(params))
 
     def update_fn(updates, state, params=None, **extra_args):
+        updates, state, params = _all_at_once((updates, state, params))
+
         def update(updates, state, params):
             return inner.update(_widen(updates), state, _widen(params), **extra_args)
 
@@ -111,6 +113,22 @@ def at_least_float32(
         return jax.tree.map(_cast_like, results, (updates, state))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _all_at_once(tree: Any) -> Any:
+    """The same arrays, but none of them is there before all are.
+
+    XLA updates a parameter as soon as its gradient is there, and so spreads the update
+    over the backward pass and over as many CUDA graphs as there are convolutions. An
+    update that begins when all gradients are there is one CUDA graph.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+    if traced:
+        together = jax.lax.optimization_barrier([leaves[i] for i in traced])
+        for i, leaf in zip(traced, together, strict=True):
+            leaves[i] = leaf
+    return treedef.unflatten(leaves)
 
 
 def _cast_like(new: Any, old: Any) -> Any:

@@ -101,6 +101,17 @@ def test_counts_are_the_pinned_ones(plugin, model, rule):
 
 
 @pytest.mark.slow
+def test_the_update_of_a_whole_step_is_one_graph(plugin, monkeypatch):
+    small = {"resnet50": {"batch": 2, "size": 64}}
+    monkeypatch.setattr(gpu_compile, "SIZES", small)
+    own = gpu_compile.measure_step("resnet50", "jorge", "A100")
+    assert own["of_these_in_one_graph"] == own["optimizer_operations"] > 200
+    assert own["conditional_in_that_graph"]
+    sgd = gpu_compile.measure_step("resnet50", "sgd", "A100")
+    assert sgd["of_these_in_one_graph"] < 0.5 * sgd["optimizer_operations"]
+
+
+@pytest.mark.slow
 def test_a_decomposition_is_found(plugin):
     """The negative control: exact roots in a conditional, as Shampoo has them."""
 

@@ -54,6 +54,23 @@ def test_the_search_finds_what_it_looks_for():
     assert LOOP.findall(loop)
 
 
+def first_to_use(optimizer, params):
+    """The first operation of an update, and how many numbers of arrays it takes."""
+    state = jax.eval_shape(optimizer.init, params)
+    jaxpr = jax.make_jaxpr(optimizer.update)(params, state, params).jaxpr
+    equation = jaxpr.eqns[0]
+    return equation.primitive.name, len(equation.invars), len(jaxpr.invars)
+
+
+@pytest.mark.parametrize("optimizer", [jorge(0.1, 0.9, 1e-3), scale_by_jorge()])
+def test_an_update_begins_when_all_gradients_are_there(optimizer):
+    params = {"w": jax.ShapeDtypeStruct((6, 5), "float32"), "b": jnp.zeros(5)}
+    name, taken, given = first_to_use(optimizer, params)
+    assert name == "optimization_barrier"
+    assert taken == given > 2
+    assert first_to_use(optax.sgd(0.1), params)[0] != "optimization_barrier"
+
+
 def test_state_is_allocated_without_padding():
     params = shapes.resnet(50)
     state = jax.eval_shape(scale_by_jorge().init, params)
