@@ -74,28 +74,23 @@ def state_bytes(variant: str) -> int:
 def main() -> None:
     """Tunes AdamW and runs what the JSON lacks, two at a time."""
     spawn = multiprocessing.get_context("spawn")
-    rows = results.rows("adamw_study")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        if rows:
+        try:
             tuning = results.read("adamw_study")["provenance"]["tuning"]
-        else:
+        except FileNotFoundError:
             tasks = [("adamw", rate, TUNING_SEED) for rate in RATES]
             finals = [curve[-1][1] for curve in pool.map(run, tasks)]
             tuning = dict(zip(map(str, RATES), finals, strict=True))
         best = float(min(tuning, key=tuning.__getitem__))
+        rows = results.rows("adamw_study")
         known = {(row["variant"], row["seed"]) for row in rows}
         tasks = [(name, best, s) for name in ("adamw", *VARIANTS) for s in SEEDS]
         tasks = [task for task in tasks if (task[0], task[2]) not in known]
         for (variant, _, seed), curve in zip(tasks, pool.map(run, tasks), strict=True):
             row = {"variant": variant, "seed": seed, "curve": curve}
             rows.append({**row, "state_bytes": state_bytes(variant)})
-            results.write(
-                "adamw_study",
-                rows,
-                steps=STEPS,
-                learning_rate=best,
-                tuning=tuning,
-            )
+            facts = dict(steps=STEPS, learning_rate=best, tuning=tuning)
+            results.write("adamw_study", rows, **facts)
 
 
 if __name__ == "__main__":
