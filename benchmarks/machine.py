@@ -2,21 +2,29 @@
 
 import ctypes
 import os
+import sys
 
 # Of mallopt, in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 
 def steady() -> None:
-    """To be called before anything is timed."""
-    take_one_core()
+    """To be called before anything is timed; may start the process anew."""
+    if take_one_core():
+        # LAPACK's threads, as many as there were cores, came with the imports.
+        os.execv(sys.executable, sys.orig_argv)
     keep_memory()
 
 
-def take_one_core() -> None:
-    """On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # children inherit it
+def take_one_core() -> bool:
+    """Whether there were several: children, and what is executed next, inherit it.
+
+    On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh.
+    """
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1:
+        return False
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return True
 
 
 def keep_memory() -> bool:

@@ -56,10 +56,10 @@ class Part(NamedTuple):
 PARTS = results.sized(
     {
         "resnet50": Part("resnet50", 64, 224, 2, 3),
-        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 3, 3),
-        "update-resnet50": Part("resnet50", 0, 0, 6, 5),
-        "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 5, 3),
-        "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 5, 3),
+        "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 2, 2),
+        "update-resnet50": Part("resnet50", 0, 0, 5, 4),
+        "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 4, 2),
+        "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 4, 2),
     },
     {"update-resnet18": Part("resnet18", 0, 0, 2, 1, ("shampoo", "psgd"))},
 )
