@@ -57,7 +57,7 @@ def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
     return config.optimizer(**OVERRIDES.get(variant, {}))
 
 
-def run(task: tuple[str, float, int]) -> list[tuple[int, float, float]]:
+def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:
     """Validation losses of one variant, at a learning rate, with a seed."""
     variant, rate, seed = task
     curve = language_model.train(optimizer_of(variant, rate), seed, STEPS)
@@ -87,8 +87,9 @@ def main() -> None:
         tasks = [(name, best, s) for name in ("adamw", *VARIANTS) for s in SEEDS]
         tasks = [task for task in tasks if (task[0], task[2]) not in known]
         for (variant, _, seed), curve in zip(tasks, pool.map(run, tasks), strict=True):
-            row = {"variant": variant, "seed": seed, "curve": curve}
-            rows.append({**row, "state_bytes": state_bytes(variant)})
+            rows.append({"variant": variant, "seed": seed, "curve": curve})
+            for row in rows:
+                row["state_bytes"] = state_bytes(row["variant"])
             facts = dict(steps=STEPS, learning_rate=best, tuning=tuning)
             results.write("adamw_study", rows, **facts)
 

@@ -92,7 +92,7 @@ def adamw_study() -> str:
     target, runs = report_costs.language_model()
     table = []
     for variant, rows in runs.items():
-        found = [crossed[0] if crossed else "missed" for crossed, _ in rows]
+        found = [step or "missed" for step, _ in rows]
         final = [value for _, value in rows]
         table.append([variant, _seeds(final, 3), ", ".join(map(str, found))])
     steps = f"steps to {target:.3f}, by seed"

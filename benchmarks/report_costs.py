@@ -221,8 +221,8 @@ def summary() -> Table:
 def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
     """The target of the language model, and by variant where each seed crosses it.
 
-    Of each seed: the step and the seconds at which its loss is first at the target, or
-    None, and its loss at the end.
+    Of each seed: the step at which its loss is first at the target, or None, and its
+    loss at the end.
     """
     runs: dict[str, list[Row]] = {}
     for row in results.read("adamw_study")["rows"]:
@@ -231,7 +231,7 @@ def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
     target = float(tuned) / compare.SHARE  # a loss
 
     def crossing(curve: list[Any]) -> Any:
-        return next(((step, s) for step, loss, s in curve if loss <= target), None)
+        return next((step for step, loss in curve if loss <= target), None)
 
     found = {
         variant: [(crossing(row["curve"]), row["curve"][-1][1]) for row in rows]
@@ -251,8 +251,8 @@ def _language_model_rows() -> list[list[str]]:
             _summary_row(
                 "transformer, Python's sources",
                 variant,
-                [step for step, _ in crossings],
-                [seconds for _, seconds in crossings],
+                crossings,
+                None,
                 [final for _, final in runs[variant]],
                 target,
                 size[variant],
@@ -294,7 +294,7 @@ def _summary_row(
     title: str,
     optimizer: str,
     steps: list[int],
-    seconds: list[float],
+    seconds: list[float] | None,
     finals: list[float | None],
     target: float,
     state_bytes: int,
@@ -305,11 +305,17 @@ def _summary_row(
         f"{title} ({target:.4g})",
         optimizer,
         f"{np.median(steps):.0f}" if steps else "missed",
-        f"{np.median(seconds):.1f}" if steps else "missed",
+        _median_seconds(seconds),
         f"{np.mean(good):.4g}" if good else "diverged",
         f"{state_bytes / 1e6:.2f} MB",
         f"{missed} of {len(finals)}" if missed else "none",
     ]
+
+
+def _median_seconds(seconds: list[float] | None) -> str:
+    if seconds is None:
+        return "not timed"
+    return f"{np.median(seconds):.1f}" if seconds else "missed"
 
 
 def _parts(*, batch: bool) -> list[dict[str, Row]]:
