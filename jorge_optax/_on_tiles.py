@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from jorge_optax._sharding import in_auto_axes
 from jorge_optax._stacks import Plan, from_stacks, plan_tree, to_stacks
@@ -123,7 +124,7 @@ def _all_at_once(tree: Any) -> Any:
     update that begins when all gradients are there is one CUDA graph.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
     if traced:
         together = jax.lax.optimization_barrier([leaves[i] for i in traced])
         for i, leaf in zip(traced, together, strict=True):
