@@ -16,6 +16,7 @@ Runs that the JSON holds are not run again: to have all anew, delete it.
 """
 
 import concurrent.futures
+import functools
 import multiprocessing
 
 import jax
@@ -65,6 +66,7 @@ def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:
     return curve
 
 
+@functools.cache
 def state_bytes(variant: str) -> int:
     """What init would allocate."""
     params = jax.eval_shape(lambda: language_model.init(0))

@@ -30,7 +30,7 @@ INTERVALS = {  # the paper's, and 50
 
 def steps() -> Table:
     """Whole training steps; models and optimizers down."""
-    alone = {next(iter(own.values()))["model"]: own for own in _parts(batch=False)}
+    alone = {own["sgd"]["model"]: own for own in _parts(batch=False)}
     table = []
     for own in _parts(batch=True):
         sgd, adamw = own["sgd"], own["adamw"]
