@@ -9,7 +9,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 
 def steady() -> None:
-    """To be called before anything is timed; may start the process anew."""
+    """For a study's `__main__` block: may start the whole process anew."""
     if take_one_core():
         # LAPACK's threads, as many as there were cores, came with the imports.
         os.execv(sys.executable, sys.orig_argv)

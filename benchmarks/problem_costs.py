@@ -88,7 +88,6 @@ def workload_bytes(name: str) -> list[dict]:
 
 def main() -> None:
     """Measures all and writes the JSON."""
-    machine.steady()
     rows = [row for name in TIMED for row in measure(name)]
     for name in results.sized(tuple(workloads.WORKLOADS), ("segmentation",)):
         rows += workload_bytes(name)
@@ -96,4 +95,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    machine.steady()
     main()

@@ -194,7 +194,6 @@ def main() -> None:
         for study in STUDIES
         if not names or any(name in study.command for name in names)
     ]
-    machine.take_one_core()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-")) if smoke else FOLDER
     failures = run_all(studies, folder, smoke=smoke, resume=not smoke and not names)
     if smoke and not failures:
@@ -203,4 +202,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    machine.take_one_core()
     main()

@@ -177,7 +177,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     arguments = parser.parse_args()
-    machine.steady()
     done = {row["part"] for row in results.rows("step_cost")}
     names = arguments.parts or [name for name in PARTS if name not in done]
     for name in names:
@@ -188,4 +187,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    machine.steady()
     main()

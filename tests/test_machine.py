@@ -1,5 +1,6 @@
-"""Memory that stays with the process, seen in a process of its own."""
+"""What steadies timings, seen in a process of its own."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -42,3 +43,20 @@ def test_freed_memory_is_used_again():
     assert max(later) < 0.01 * PAGES_OF_AN_ARRAY
     # Otherwise each array has fresh pages, be they small or huge.
     assert min(pages_touched_first()) > max(10, 10 * max(later))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on this system")
+def test_a_steady_process_starts_anew_on_one_core():
+    program = """
+import os
+from benchmarks import machine
+print(len(os.sched_getaffinity(0)), flush=True)
+machine.steady()
+print("steady")
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    cores = len(os.sched_getaffinity(0))
+    starts = ["1"] if cores == 1 else [str(cores), "1"]
+    assert run.stdout.split() == [*starts, "steady"]
+    assert len(os.sched_getaffinity(0)) == cores  # of this process: untouched
