@@ -14,6 +14,7 @@ from benchmarks import (
     step_cost,
     training_steps,
 )
+from examples.classification.models import make_model as make_classifier
 from jorge_optax import jorge
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}
@@ -124,14 +125,18 @@ def test_a_step_by_its_parts(monkeypatch):
     assert report_costs._compile_over(update["jorge"], update["sgd"]) == 2.0
 
 
-def test_a_training_step_learns():
-    optimizer = jorge(0.001)
-    step = training_steps.make("resnet50", optimizer, batch=4, size=64)
-    state = training_steps.start("resnet50", optimizer)
+def test_a_training_step_learns(monkeypatch):
+    small = training_steps.MODELS["resnet50"]._replace(
+        make=lambda rngs: make_classifier("resnet8-thin", classes=1000, rngs=rngs)
+    )
+    monkeypatch.setitem(training_steps.MODELS, "small", small)
+    optimizer = jorge(0.1)
+    step = training_steps.make("small", optimizer, batch=4, size=64)
+    state = training_steps.start("small", optimizer)
     chex.assert_trees_all_equal_shapes_and_dtypes(
         jax.tree.leaves(state), jax.tree.leaves(step.state)
     )
-    batch = training_steps.random_batch("resnet50", step.batch)
+    batch = training_steps.random_batch("small", step.batch)
     run = jax.jit(step.function)
     losses = []
     for _ in range(3):

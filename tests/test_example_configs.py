@@ -66,11 +66,10 @@ def first_steps(module, config, folder):
 @pytest.mark.parametrize(
     ("module", "config", "folder"),
     [
-        (classification, CLASSIFICATION["resnet50-256"], "imagenet"),
         (classification, CLASSIFICATION["resnet50-1024"], "imagenet"),
         (segmentation, SEGMENTATION["deeplabv3-64"], "coco"),
     ],
-    ids=["resnet50-256", "resnet50-1024", "deeplabv3-64"],
+    ids=["resnet50-1024", "deeplabv3-64"],
 )
 def test_a_full_size_model_takes_steps(module, config, folder, request):
     folder = request.getfixturevalue(folder)

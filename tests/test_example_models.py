@@ -8,7 +8,7 @@ from flax import nnx
 
 from examples.classification import models as classification
 from examples.segmentation import models as segmentation
-from examples.shared.resnet import BasicBlock, Bottleneck, ResNet
+from examples.shared.resnet import BasicBlock, Bottleneck, ResNet, he_normal
 
 
 def build(module, name, **options):
@@ -332,6 +332,14 @@ def test_backbones_start_he_normal(started):
     assert not np.array_equal(
         started.layer1[0].conv1.kernel[...], started.layer1[0].conv2.kernel[...]
     )
+
+
+def test_kernels_are_those_of_flax():
+    flax = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+    shape = (3, 3, 4, 8)
+    for seed, agree in ((0, True), (1, False)):
+        pair = he_normal(jax.random.key(0), shape), flax(jax.random.key(seed), shape)
+        assert np.allclose(*pair, rtol=1e-6) == agree
 
 
 def test_fully_connected_layers_start_as_in_torch(started):

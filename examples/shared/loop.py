@@ -198,7 +198,8 @@ def _start(task: Task, optimizer: Any, seed: int) -> tuple[Any, TrainState]:
     model = task.model(nnx.Rngs(seed))
     graph, params, batch_stats = nnx.split(model, nnx.Param, ...)
     step = jnp.zeros((), jnp.int32)
-    return graph, TrainState(step, params, batch_stats, optimizer.init(params))
+    opt_state = jax.jit(optimizer.init)(params)  # compiled once, not number by number
+    return graph, TrainState(step, params, batch_stats, opt_state)
 
 
 def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:

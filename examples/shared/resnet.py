@@ -8,6 +8,7 @@ where n counts the batch's pixels of a channel. Outputs in training are the same
 the running variances are so but for that factor.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal
@@ -26,7 +27,18 @@ STEMS: dict[Stem, tuple[int, int]] = {
     "cifar": (3, 1),
 }
 
-he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+def he_normal(key, shape, dtype=jnp.float32, out_sharding=None) -> jax.Array:
+    """Draws a kernel as He et al. do, with the outputs' number for its variance."""
+    del out_sharding
+    *window, _, outputs = shape
+    deviation = (2 / (math.prod(window) * outputs)) ** 0.5
+    # Drawn flat, the numbers are the same, and XLA's CPU compiler takes a quarter of
+    # the time.
+    numbers = deviation * jax.random.normal(key, (math.prod(shape),), dtype)
+    return numbers.reshape(shape)
+
+
 # Torch's default for the kernels of both Conv2d and Linear: +-1 / sqrt(fan_in).
 torch_uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
