@@ -82,7 +82,7 @@ def make_state(
     graph, params, batch_stats = nnx.split(
         ResNet(nnx.Rngs(seed)), nnx.Param, nnx.BatchStat
     )
-    return TrainState(params, batch_stats, optimizer.init(params)), graph
+    return TrainState(params, batch_stats, jax.jit(optimizer.init)(params)), graph
 
 
 def compile_step(
