@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from examples.classification import models as classification
+from examples.digits import model as demo
 from examples.segmentation import models as segmentation
 from examples.shared.resnet import BasicBlock, Bottleneck, ResNet, he_normal
 
@@ -334,12 +335,18 @@ def test_backbones_start_he_normal(started):
     )
 
 
-def test_kernels_are_those_of_flax():
-    flax = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+@pytest.mark.parametrize(
+    ("own", "flax"),
+    [
+        (he_normal, nnx.initializers.variance_scaling(2.0, "fan_out", "normal")),
+        (demo.as_matrix, nnx.initializers.lecun_normal()),
+    ],
+)
+def test_kernels_are_those_of_flax(own, flax):
     shape = (3, 3, 4, 8)
     for seed, agree in ((0, True), (1, False)):
-        pair = he_normal(jax.random.key(0), shape), flax(jax.random.key(seed), shape)
-        assert np.allclose(*pair, rtol=1e-6) == agree
+        pair = own(jax.random.key(0), shape), flax(jax.random.key(seed), shape)
+        assert np.array_equal(*pair) == agree
 
 
 def test_fully_connected_layers_start_as_in_torch(started):
