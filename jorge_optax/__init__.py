@@ -1,42 +1,45 @@
 """Jorge, a second-order optimizer as cheap per step as SGD, for JAX and Optax."""
 
-from jorge_optax._alias import jorge
-from jorge_optax._bootstrap import FromAdamW, FromSGD, from_adamw, from_sgd
-from jorge_optax._diagnostics import diagnostics
+from jorge_optax import lengths, tuning
+from jorge_optax._config import JorgeConfig, from_adamw, from_sgd
 from jorge_optax._grafting import GraftState, graft
-from jorge_optax._inspect import Description, describe, state_size
-from jorge_optax._interval import IntervalChoice, choose_update_interval
-from jorge_optax._matrices import MatrixView, default_view
-from jorge_optax._roots import Roots
-from jorge_optax._rules import Composite, Series
-from jorge_optax._schedules import growing_interval, step_decay_in_thirds
-from jorge_optax._tiling import Tiling
+from jorge_optax._inspection import Description, describe, diagnostics, state_size
+from jorge_optax._optimizer import jorge
+from jorge_optax._polynomials import PolynomialRoot
+from jorge_optax._rule import Preconditioner, Rule
+from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule
+from jorge_optax._series import BinomialSeries
+from jorge_optax._statistics import TrackedStatistics
+from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._transform import JorgeState, scale_by_jorge
+from jorge_optax._types import Sides
 
 __version__ = "0.1.0"
 
 __all__ = (
-    "Composite",
+    "BinomialSeries",
     "Description",
-    "FromAdamW",
-    "FromSGD",
     "GraftState",
-    "IntervalChoice",
+    "JorgeConfig",
     "JorgeState",
     "MatrixView",
-    "Roots",
-    "Series",
+    "PolynomialRoot",
+    "Preconditioner",
+    "Rule",
+    "Sides",
     "Tiling",
-    "choose_update_interval",
+    "TrackedStatistics",
     "default_view",
     "describe",
     "diagnostics",
     "from_adamw",
     "from_sgd",
     "graft",
-    "growing_interval",
+    "growing_interval_schedule",
     "jorge",
+    "lengths",
     "scale_by_jorge",
     "state_size",
-    "step_decay_in_thirds",
+    "thirds_decay_schedule",
+    "tuning",
 )

@@ -1,40 +1,85 @@
-"""Checks of options at construction; values that may be traced pass."""
+"""Checks of options at construction; traced values pass."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jorge_optax._types import Dtype, Precision, Scalar
 
 
 def check_number(
-    name: str, value: Any, rule: str, holds: Callable[[Any], bool], remedy: str = ""
+    name: str,
+    value: Scalar | None,
+    rule: str,
+    holds: Callable[[float], bool],
+    remedy: str = "",
 ) -> None:
-    """Raises if a concrete value is no number, or not one that the rule admits.
+    """Raises unless a value is a number that obeys a rule.
 
     Args:
-      name: of the option.
-      value: of the option; arrays, traced or not, pass.
-      rule: in words, "must be ...".
-      holds: whether a number obeys the rule.
-      remedy: a sentence to end the message.
+      name: Name of the option.
+      value: Value of the option; arrays, traced or not, pass.
+      rule: The rule in words, "must be ...".
+      holds: Whether a number obeys the rule.
+      remedy: Sentence to end the message with.
     """
     if value is None or isinstance(value, str | bytes):
         raise TypeError(f"{name} must be a number, got {value!r}. {remedy}".rstrip())
-    if isinstance(value, numbers.Real) and not holds(value):
+    if isinstance(value, numbers.Real) and not holds(float(value)):
         raise ValueError(f"{name} {rule}, got {value}. {remedy}".rstrip())
 
 
-def is_zero(value: Any) -> bool:
-    """Whether a value is the number 0, known before tracing."""
-    return isinstance(value, numbers.Real) and value == 0
+def check_below_one(name: str, value: Scalar, remedy: str = "") -> None:
+    """Raises unless a decay rate lies in [0, 1)."""
+    check_number(name, value, "must lie in [0, 1)", lambda x: 0 <= x < 1, remedy)
 
 
-def canonical_dtype(name: str, value: Any) -> Any:
-    """The dtype that a state is kept in; raises if it is none for that."""
+def check_not_negative(name: str, value: Scalar) -> None:
+    """Raises unless a value is finite and at least 0."""
+    rule = "must be finite and at least 0"
+    check_number(name, value, rule, lambda x: 0 <= x < math.inf)
+
+
+def check_positive(name: str, value: Scalar, remedy: str = "") -> None:
+    """Raises unless a value is positive and finite."""
+    rule = "must be positive and finite"
+    check_number(name, value, rule, lambda x: 0 < x < math.inf, remedy)
+
+
+def check_coefficients(name: str, values: object, at_least: int) -> tuple[float, ...]:
+    """Returns coefficients as a tuple of floats; raises unless they are finite."""
+    rule = f"must be at least {at_least} finite number{'s'[: at_least != 1]}"
+    try:
+        numbers_ = tuple(values)  # pyright: ignore[reportArgumentType]
+    except TypeError as error:
+        raise TypeError(f"{name} {rule}, got {values!r}.") from error
+    if len(numbers_) < at_least or not all(
+        isinstance(v, numbers.Real) and math.isfinite(v) for v in numbers_
+    ):
+        raise ValueError(f"{name} {rule}, got {values!r}.")
+    return tuple(map(float, numbers_))
+
+
+def check_input(name: str, value: str) -> None:
+    """Raises unless a value names what a rule preconditions."""
+    choices = ("gradient", "momentum", "nesterov")
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+def is_zero(value: Scalar | None) -> bool:
+    """Returns whether a value is the number 0, known before tracing."""
+    return isinstance(value, numbers.Real) and bool(value == 0)
+
+
+def canonical_dtype(name: str, value: DTypeLike | None) -> Dtype:
+    """Validates and canonicalizes a state dtype."""
     choose = "Choose 'float32', 'bfloat16' or 'float64'."
     try:
         dtype = jnp.dtype("no dtype" if value is None else value)
@@ -49,3 +94,16 @@ def canonical_dtype(name: str, value: Any) -> Any:
             f"are. {choose}"
         )
     return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def canonical_precision(precision: Precision) -> Precision:
+    """Validates a precision of matrix products."""
+    if not isinstance(precision, str):
+        return precision
+    try:
+        return jax.lax.Precision(precision)
+    except ValueError as error:
+        raise ValueError(
+            f"precision must be one that jax.numpy.matmul takes, got {precision!r}. "
+            "Choose 'highest', 'high' or 'default'."
+        ) from error

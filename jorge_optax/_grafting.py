@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._scales import MATRIX, column, split_scale, split_scales, together
-from jorge_optax._sharding import in_auto_axes
-from jorge_optax._stacks import Stacks, from_stacks, plan_tree, to_stacks
+from jorge_optax._execution import run_in_auto_axes
+from jorge_optax._numerics import (
+    apply_jointly,
+    column,
+    split_scale,
+    split_scales,
+    squared_norms,
+)
+from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
+from jorge_optax._types import PyTree, Stacks
 
 
 class GraftState(NamedTuple):
     """The states of the two grafted transformations."""
 
-    magnitude: Any
-    direction: Any
+    magnitude: PyTree
+    direction: PyTree
 
 
 def graft(
@@ -29,9 +36,9 @@ def graft(
     *,
     tiling: Tiling | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The length of one transformation's step, the direction of another's.
+    r"""Combines the length of one step with the direction of another.
 
-    For each leaf, with :math:`a` what ``magnitude`` makes of the gradient and
+    For each parameter, with :math:`a` what ``magnitude`` makes of the gradient and
     :math:`b` what ``direction`` does,
 
     .. math::
@@ -44,11 +51,11 @@ def graft(
     ``direction``. Give ``magnitude`` a learning rate of one and scale afterwards.
 
     Args:
-      magnitude: gives the length of the step.
-      direction: gives the direction of the step.
-      tiling: with a :class:`~jorge_optax.Tiling`, one norm for each tile of a leaf
-        rather than one for the leaf: what to use if ``direction`` is tiled by it.
-        The length of the whole leaf's step is then that of ``magnitude``, too.
+      magnitude: Transformation that gives the length of the step.
+      direction: Transformation that gives the direction of the step.
+      tiling: With a :class:`~jorge_optax.Tiling`, one norm for each tile of a parameter
+        rather than one for the parameter: pass it if ``direction`` is tiled by it. The
+        length of the parameter's whole step is that of ``magnitude`` in either case.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`; extra arguments go to both.
@@ -83,7 +90,7 @@ def graft(
         raise TypeError(f"graft: tiling must be a Tiling or None, got {tiling!r}.")
     by_tiles = functools.partial(rescale_tiles, tiling=tiling, others=rescale)
     return graft_by(
-        lambda lengths, directions: in_auto_axes(
+        lambda lengths, directions: run_in_auto_axes(
             by_tiles, directions, lengths, directions
         ),
         magnitude,
@@ -92,11 +99,11 @@ def graft(
 
 
 def graft_by(
-    rule: Callable[[Any, Any], Any],
+    combine: Callable[[PyTree, PyTree], PyTree],
     magnitude: optax.GradientTransformation,
     direction: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs both transformations and joins what they make by a rule."""
+    """Runs both transformations and combines their results."""
     for name, tx in (("magnitude", magnitude), ("direction", direction)):
         if not isinstance(tx, optax.GradientTransformation):
             raise TypeError(
@@ -106,7 +113,7 @@ def graft_by(
     direction = optax.with_extra_args_support(direction)
 
     def init_fn(params):
-        # The direction first: its messages are the better ones.
+        # The direction first: its error messages are the more helpful ones.
         direction_state = direction.init(params)
         return GraftState(magnitude.init(params), direction_state)
 
@@ -118,20 +125,20 @@ def graft_by(
             updates, state.magnitude, params, **extra_args
         )
         state = GraftState(magnitude_state, direction_state)
-        return rule(lengths, directions), state
+        return combine(lengths, directions), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def rescale(magnitude: jax.Array, direction: jax.Array) -> jax.Array:
-    """``direction`` at the length of ``magnitude``; zero stays zero.
+    """Scales ``direction`` to the length of ``magnitude``; zero stays zero.
 
     Norms are taken in float32 at least and scaled by the largest entry, so that
     neither huge nor tiny entries break them.
 
     Args:
-      magnitude: array whose norm counts.
-      direction: array whose direction counts.
+      magnitude: Array whose norm counts.
+      direction: Array whose direction counts.
 
     Returns:
       An array of the shape and dtype of ``direction``.
@@ -144,14 +151,14 @@ def rescale(magnitude: jax.Array, direction: jax.Array) -> jax.Array:
 
 
 def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
-    """:func:`rescale` of each tile of all stacks."""
+    """Applies :func:`rescale` to each tile of all stacks."""
     if not directions:
         return {}
     split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
-    squares = [jnp.sum(jnp.square(jnp.abs(unit)), MATRIX) for unit, _ in split]
+    squares = [squared_norms(jnp.abs(unit)) for unit, _ in split]
     number = len(directions)
     ratios = zip(squares[number:], squares[:number], strict=True)
-    factors = together(_ratio_of_norms, [*ratios])
+    factors = apply_jointly(_ratio_of_norms, [*ratios])
     # The power of two last: the product of both factors might not be finite.
     return {
         key: unit * column(factor) * column(scale)
@@ -166,7 +173,7 @@ def _ratio_of_norms(length: jax.Array, norm: jax.Array) -> tuple[jax.Array]:
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:
-    """``step``, with the sign that takes it along ``direction`` and not against."""
+    """Returns ``step`` with the sign that makes its product with direction positive."""
     dtype = jnp.promote_types(direction.dtype, jnp.float32)
     if not direction.size:
         return step.astype(direction.dtype)
@@ -176,13 +183,13 @@ def along(step: jax.Array, direction: jax.Array) -> jax.Array:
 
 
 def rescale_tiles(
-    lengths: Any,
-    directions: Any,
+    lengths: PyTree,
+    directions: PyTree,
     *,
     tiling: Tiling,
     others: Callable[[jax.Array, jax.Array], jax.Array],
-) -> Any:
-    """:func:`rescale_stacks` of the tiles; ``others`` for the other leaves."""
+) -> PyTree:
+    """Applies :func:`rescale_stacks` to tiles, ``others`` to other parameters."""
     leaves, treedef = jax.tree.flatten(directions)
     plan = plan_tree(directions, tiling)
     magnitudes = jax.tree.leaves(lengths)

@@ -1,12 +1,44 @@
-"""Schedules: the paper's step decay in thirds, and intervals that grow."""
+"""Schedules: the paper's step decay in thirds, and growing intervals."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import optax
 
 
-def step_decay_in_thirds(
+@dataclasses.dataclass(frozen=True)
+class StepDecay:
+    """A learning rate that is multiplied by a factor at given steps."""
+
+    peak_value: float
+    boundaries: tuple[int, ...]
+    warmup_steps: int = 0
+    warmup_from: float = 0.0
+    factor: float = 0.1
+
+    def __call__(self, count: jax.typing.ArrayLike) -> jax.Array:
+        """Returns the learning rate at a step."""
+        count = jnp.asarray(count)
+        passed = sum((count >= step).astype(jnp.int32) for step in self.boundaries)
+        value = self.peak_value * jnp.asarray(self.factor, jnp.float32) ** passed
+        if not self.warmup_steps:
+            return value
+        rise = (self.peak_value - self.warmup_from) * (count / self.warmup_steps)
+        return jnp.where(count < self.warmup_steps, self.warmup_from + rise, value)
+
+    def __str__(self) -> str:
+        """Returns the schedule in words."""
+        steps = ", ".join(map(str, self.boundaries))
+        text = f"{self.peak_value:g}, times {self.factor:g} at steps {steps}"
+        if self.warmup_steps:
+            text += f", warm-up of {self.warmup_steps} steps"
+        return text
+
+
+def thirds_decay_schedule(
     peak_value: float,
     total_steps: int,
     *,
@@ -15,28 +47,28 @@ def step_decay_in_thirds(
     factor: float = 0.1,
     boundaries: tuple[int, ...] | None = None,
 ) -> optax.Schedule:
-    """The paper's schedule: a tenth after one third, a hundredth after two thirds.
+    """Returns the paper's schedule: a tenth after one third, a hundredth after two.
 
-    Steps are counted from the start of training, warm-up included. Step number b is
-    the first one at the lower rate if b is a boundary.
+    Steps are counted from the start of training, warm-up included. A boundary is the
+    first step at the lower rate.
 
     Args:
-      peak_value: the learning rate before the first decay.
-      total_steps: length of training; the boundaries are ``total_steps // 3`` and
+      peak_value: Learning rate before the first decay.
+      total_steps: Length of training; the boundaries are ``total_steps // 3`` and
         twice that.
-      warmup_steps: the rate rises linearly over as many steps; step ``warmup_steps``
-        is the first one at the peak.
-      warmup_from: the rate at step 0 of the warm-up.
-      factor: what the rate is multiplied by at each boundary.
-      boundaries: the steps to decay at, where they are not thirds of the steps (the
-        paper takes thirds of the *epochs*, rounded down).
+      warmup_steps: Number of steps over which the rate rises linearly; step
+        ``warmup_steps`` is the first one at the peak.
+      warmup_from: Learning rate at step 0 of the warm-up.
+      factor: Factor that the rate is multiplied by at each boundary.
+      boundaries: Steps to decay at, where they are not thirds of the steps (the paper
+        takes thirds of the *epochs*, rounded down).
 
     Returns:
       An optax schedule.
 
     Examples:
-      >>> from jorge_optax import step_decay_in_thirds
-      >>> schedule = step_decay_in_thirds(0.1, total_steps=90, warmup_steps=5)
+      >>> from jorge_optax import thirds_decay_schedule
+      >>> schedule = thirds_decay_schedule(0.1, total_steps=90, warmup_steps=5)
       >>> [round(float(schedule(step)), 6) for step in (0, 4, 5, 29, 30, 59, 60, 89)]
       [0.0, 0.08, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     """
@@ -50,21 +82,13 @@ def step_decay_in_thirds(
             f"warmup_steps must lie in [0, {first}], so that the warm-up ends before "
             f"the first decay; got {warmup_steps}."
         )
-
-    def schedule(count):
-        count = jnp.asarray(count)
-        passed = sum((count >= boundary).astype(jnp.int32) for boundary in boundaries)
-        value = peak_value * jnp.asarray(factor, jnp.float32) ** passed
-        if not warmup_steps:
-            return value
-        rising = warmup_from + (peak_value - warmup_from) * (count / warmup_steps)
-        return jnp.where(count < warmup_steps, rising, value)
-
-    return schedule
+    return StepDecay(peak_value, tuple(boundaries), warmup_steps, warmup_from, factor)
 
 
-def growing_interval(last: int, *, first: int = 1, refreshes: int = 10):
-    """An ``update_interval`` that refreshes often early and rarely later.
+def growing_interval_schedule(
+    last: int, *, first: int = 1, refreshes: int = 10
+) -> optax.Schedule:
+    """Returns an ``update_interval`` that refreshes often early and rarely later.
 
     The roots start as the identity and adapt slowly, a little at each refresh. This
     schedule doubles the interval after every ``refreshes`` refreshes, from ``first``
@@ -73,16 +97,16 @@ def growing_interval(last: int, *, first: int = 1, refreshes: int = 10):
     have after many times as many.
 
     Args:
-      last: the interval in the end.
-      first: the interval at the start.
-      refreshes: how many refreshes there are at each interval.
+      last: Interval at the end.
+      first: Interval at the start.
+      refreshes: Number of refreshes at each interval.
 
     Returns:
       A function of the step, for ``update_interval``.
 
     Examples:
-      >>> from jorge_optax import growing_interval
-      >>> interval = growing_interval(8, refreshes=2)
+      >>> from jorge_optax import growing_interval_schedule
+      >>> interval = growing_interval_schedule(8, refreshes=2)
       >>> [step for step in range(40) if step % int(interval(step)) == 0]
       [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]
     """

@@ -1,61 +1,64 @@
-"""Tiles of equal shape, from all leaves, in one stack; and back.
+"""Gathers tiles of equal shape from all parameters into one stack, and back.
 
-The plan says which tile of which leaf sits where in which stack. It follows from
-paths, shapes and the tiling alone, is computed once (cached) and is used by ``init``
-and ``update`` alike; it is no part of the state.
+The plan says which tile of which parameter lies where in which stack. It follows from
+paths, shapes and the tiling alone, is computed once and cached, and is used by ``init``
+and ``update``; it is not part of the state.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jorge_optax._matrices import (
+from jorge_optax._tiling import (
     MatrixView,
+    Panel,
+    Tiling,
     as_matrices,
+    cut_panels,
+    cut_tiles,
     from_matrices,
+    join_tiles,
     matrices_shape,
     normalise_view,
 )
-from jorge_optax._tiling import Panel, Tiling, cut_panels, cut_tiles, join_tiles
-
-Stacks = dict[str, jax.Array]  # tile "RxC" -> [n, R, C]
+from jorge_optax._types import PyTree, Shape, Stacks
 
 
 class LeafPlan(NamedTuple):
-    """Where the tiles of one leaf sit.
+    """Where the tiles of one parameter lie.
 
     Attributes:
-      path: normalised path, ``"layers/0/kernel"``.
-      shape: shape of the leaf.
-      view: the leaf's matrix, or ``None`` for a leaf without roots.
-      panels: the panels that the matrix is cut into.
-      places: for each panel, key of its stack and index of its first tile there.
+      path: Normalised path, ``"layers/0/kernel"``.
+      shape: Shape of the parameter.
+      view: The parameter's matrix, or ``None`` for a parameter without roots.
+      panels: The panels that the matrix is cut into.
+      places: For each panel, key of its stack and index of its first tile there.
     """
 
     path: str
-    shape: tuple[int, ...]
+    shape: Shape
     view: MatrixView | None
     panels: tuple[Panel, ...] = ()
     places: tuple[tuple[str, int], ...] = ()
 
 
 class Plan(NamedTuple):
-    """The leaves, in the order of flattening, and the shapes of the stacks."""
+    """The parameters, in the order of flattening, and the shapes of the stacks."""
 
     leaves: tuple[LeafPlan, ...]
     stacks: dict[str, tuple[int, int, int]]
 
 
-def normalise_path(path: Sequence[Any]) -> str:
+def normalise_path(path: jax.tree_util.KeyPath) -> str:
     """Joins the keys of a path by slashes, alike for dicts, modules and nnx.
 
-    nnx shows ``init`` a ``Variable`` node around each array, so that the path ends
-    in an attribute ``value`` that it does not have in ``update``: it is dropped.
+    In ``init``, nnx has a ``Variable`` node around each array, whose path ends in an
+    attribute ``value`` that it does not have in ``update``: it is dropped.
     """
     keys = list(path)
     if len(keys) > 1 and keys[-1] == jax.tree_util.GetAttrKey("value"):
@@ -63,7 +66,7 @@ def normalise_path(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
 
 
-def plan_tree(tree: Any, tiling: Tiling) -> Plan:
+def plan_tree(tree: PyTree, tiling: Tiling) -> Plan:
     """Plans the stacks of a pytree of arrays or ShapeDtypeStructs."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     for path, leaf in leaves:
@@ -75,14 +78,12 @@ def plan_tree(tree: Any, tiling: Tiling) -> Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def plan_stacks(
-    leaves: tuple[tuple[str, tuple[int, ...]], ...], tiling: Tiling
-) -> Plan:
-    """Plans the stacks for leaves given by path and shape.
+def plan_stacks(leaves: tuple[tuple[str, Shape], ...], tiling: Tiling) -> Plan:
+    """Plans the stacks for parameters given by path and shape.
 
     Args:
-      leaves: path and shape of each leaf.
-      tiling: how the leaves are seen as matrices and cut.
+      leaves: Path and shape of each parameter.
+      tiling: How the parameters are seen as matrices and cut.
 
     Returns:
       The plan. Stacks are named by the shape of their tiles, ``"256x64"``.
@@ -108,7 +109,7 @@ def plan_stacks(
 
 
 def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
-    """Gathers the tiles of the leaves into their stacks, in one dtype."""
+    """Gathers the tiles of the parameters into their stacks, in one dtype."""
     parts: dict[str, list[jax.Array]] = {key: [] for key in plan.stacks}
     for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
         if leaf_plan.view is None:
@@ -122,7 +123,7 @@ def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
 def from_stacks(
     plan: Plan, stacks: Stacks, leaves: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Puts the tiles back into leaves; leaves without roots are taken from leaves."""
+    """Puts the tiles back; parameters without roots are taken from ``leaves``."""
     result = []
     starts = iter(_starts(plan, stacks))
     for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
@@ -142,12 +143,12 @@ def from_stacks(
     return result
 
 
-def _starts(plan: Plan, stacks: Stacks) -> Sequence[Any]:
-    """Index of the first tile of each panel of each leaf, in its stack.
+def _starts(plan: Plan, stacks: Stacks) -> Sequence[jax.typing.ArrayLike]:
+    """Returns where in its stack each panel of each parameter begins.
 
-    XLA's CPU compiler makes equal kernels one, but kernels that slice at different
-    constants are not equal: with many layers it would compile one for each. What a
-    conditional returns is no constant to it, even if both branches agree.
+    XLA's CPU compiler deduplicates equal kernels, but kernels that slice at different
+    constants are not equal: with many layers it would compile one for each. It does not
+    treat the result of a conditional as a constant, even if both branches agree.
     """
     starts = [start for leaf in plan.leaves for _, start in leaf.places]
     if not any(starts):
@@ -156,17 +157,17 @@ def _starts(plan: Plan, stacks: Stacks) -> Sequence[Any]:
 
     def constants(number: jax.Array) -> list[jax.Array]:
         del number
-        # Signed: jax 0.6 loses gradients through a vmapped slice at unsigned places.
+        # Signed: jax 0.6 drops gradients through a vmapped slice at unsigned indices.
         return [jnp.int32(start) for start in starts]
 
     def unknown(number: jax.Array) -> list[jax.Array]:
         return jax.lax.cond(number > 0, constants, constants, number)
 
-    # A GPU would have to copy them at each step, and compiles alike with constants.
+    # A GPU would copy them at each step, and compiles the same code for constants.
     return jax.lax.platform_dependent(number, cpu=unknown, default=constants)
 
 
-def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | None:
+def _view_of(path: str, shape: Shape, tiling: Tiling) -> MatrixView | None:
     view = tiling.view(path, shape)
     if view is None:
         return None
@@ -174,7 +175,7 @@ def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | 
         rows, columns = view
         view = normalise_view(shape, MatrixView(rows, columns))
     except (TypeError, ValueError) as error:
-        reason = error if isinstance(view, MatrixView) else "that is no MatrixView"
+        reason = error if isinstance(view, MatrixView) else "not a MatrixView"
         raise ValueError(
             f"Tiling.view gave {view!r} for the parameter {path!r} of shape {shape}: "
             f"{reason}. Return a MatrixView that names existing axes once each, "
@@ -185,7 +186,7 @@ def _view_of(path: str, shape: tuple[int, ...], tiling: Tiling) -> MatrixView | 
     return view
 
 
-def _check_leaf(path: str, leaf: Any) -> None:
+def _check_leaf(path: str, leaf: PyTree) -> None:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not hasattr(leaf, "shape"):
         raise TypeError(

@@ -1,42 +1,134 @@
-"""Matrices cut into tiles, and back: pure shape logic.
+"""Parameters seen as matrices, and matrices cut into tiles: pure shape logic.
 
-A root of a side of length m costs m**2 numbers to keep and about m**3 operations
-to refresh, so long sides are cut. Tiles are equal parts without padding: a padded
-row would never see a gradient, and the root of such a direction grows at every
-refresh.
+A parameter has any number of axes; Jorge works on matrices. A :class:`MatrixView` names
+the axes that form the rows and those that form the columns. The remaining axes are
+batch axes: each of their indices is a matrix of its own, such as a layer of a scanned
+stack.
+
+A root of a side of length m takes m**2 numbers to keep and about m**3 operations to
+refresh, so long sides are cut. Tiles are equal parts without padding: a padded row
+would never receive a gradient, and the root of such a direction grows at every refresh.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jorge_optax._matrices import MatrixView, default_view
+from jorge_optax._types import Shape
 
 
-def _default_leaf_view(path: str, shape: tuple[int, ...]) -> MatrixView | None:
+class MatrixView(NamedTuple):
+    """Which axes of a parameter form the rows of its matrix, and which the columns.
+
+    Axes named by neither are batch axes. Negative axes count from the end.
+
+    Attributes:
+      rows: Axes merged, in this order, into the rows.
+      columns: Axes merged, in this order, into the columns.
+
+    Examples:
+      >>> from jorge_optax import MatrixView
+      >>> # An attention projection (embedding, heads, head size): the default view
+      >>> # would be (512 * 8, 64), this one is (512, 8 * 64).
+      >>> qkv = MatrixView(rows=(0,), columns=(1, 2))
+      >>> # Twelve scanned layers, each with a 512 x 2048 kernel.
+      >>> scanned = MatrixView(rows=(1,), columns=(2,))
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
+def default_view(shape: Shape) -> MatrixView | None:
+    """Returns the matrix that a parameter of this shape is seen as by default.
+
+    All axes but the last are merged into the rows: a convolution kernel
+    ``(3, 3, 64, 128)`` is the matrix ``576 x 128``, a dense kernel is itself.
+
+    Args:
+      shape: Shape of the parameter.
+
+    Returns:
+      The view, or ``None`` where the matrix would have a side shorter than 2
+      (scalars, biases, ``(17, 1)``): such a parameter has no roots.
+
+    Examples:
+      >>> from jorge_optax import default_view
+      >>> default_view((3, 3, 64, 128))
+      MatrixView(rows=(0, 1, 2), columns=(3,))
+      >>> default_view((128,)) is None
+      True
+    """
+    if len(shape) < 2 or shape[-1] < 2 or math.prod(shape[:-1]) < 2:
+        return None
+    return MatrixView(tuple(range(len(shape) - 1)), (len(shape) - 1,))
+
+
+def normalise_view(shape: Shape, view: MatrixView) -> MatrixView:
+    """Makes axes non-negative; raises ValueError if they do not fit the shape."""
+    rank = len(shape)
+    rows, columns = (tuple(operator.index(axis) for axis in axes) for axes in view)
+    named = rows + columns
+    if not rows or not columns or any(not -rank <= axis < rank for axis in named):
+        raise ValueError(
+            f"{view} does not fit a parameter of {rank} axes: rows and columns "
+            f"must each name at least one axis in [{-rank}, {rank})"
+        )
+    rows, columns = (tuple(axis % rank for axis in axes) for axes in (rows, columns))
+    if len(set(rows + columns)) != len(rows + columns):
+        raise ValueError(f"{view} names an axis twice")
+    return MatrixView(rows, columns)
+
+
+def matrices_shape(shape: Shape, view: MatrixView) -> tuple[int, int, int]:
+    """Returns the shape ``(batch, rows, columns)`` of a parameter under a view."""
+    rows = math.prod(shape[axis] for axis in view.rows)
+    columns = math.prod(shape[axis] for axis in view.columns)
+    return math.prod(shape) // max(rows * columns, 1), rows, columns
+
+
+def as_matrices(leaf: jax.Array, view: MatrixView) -> jax.Array:
+    """Turns a parameter into its matrices ``[batch, rows, columns]``."""
+    leaf_axes = _axes_in_view_order(leaf.ndim, view)
+    return jnp.transpose(leaf, leaf_axes).reshape(matrices_shape(leaf.shape, view))
+
+
+def from_matrices(matrices: jax.Array, shape: Shape, view: MatrixView) -> jax.Array:
+    """Turns matrices ``[batch, rows, columns]`` back into their parameter."""
+    order = _axes_in_view_order(len(shape), view)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return matrices.reshape([shape[axis] for axis in order]).transpose(inverse)
+
+
+def _axes_in_view_order(rank: int, view: MatrixView) -> tuple[int, ...]:
+    batch = [axis for axis in range(rank) if axis not in view.rows + view.columns]
+    return (*batch, *view.rows, *view.columns)
+
+
+def _default_leaf_view(path: str, shape: Shape) -> MatrixView | None:
     del path
     return default_view(shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How leaves are seen as matrices and cut into tiles.
+    """How parameters are seen as matrices and cut into tiles.
 
-    Frozen and hashable, so that :func:`optax.inject_hyperparams` takes it for the
-    static fact that it is.
+    Frozen and hashable, so that :func:`optax.inject_hyperparams` treats it as static.
 
     Attributes:
-      max_dim: no side of a tile is longer than this. It is the main knob of cost:
-        roots of a tile r x c take
-        ``(r**2 + c**2) / (r * c)`` times its memory, 2 for a square.
-      view: a function of a leaf's path (``"layers/0/kernel"``) and shape, which
-        answers with the :class:`MatrixView` of the leaf, or with ``None`` to leave
-        the leaf without roots (it then takes the grafted optimizer's own step).
+      max_dim: The longest side of a tile. It controls the cost: the roots of an r x c
+        tile take ``(r**2 + c**2) / (r * c)`` times its memory, 2 for a square.
+      view: Function of a parameter's path (``"layers/0/kernel"``) and shape, which
+        returns the :class:`MatrixView` of the parameter, or ``None`` to leave the
+        parameter without roots (it then takes the grafted optimizer's own step).
 
     Examples:
       >>> import jorge_optax
@@ -49,12 +141,12 @@ class Tiling:
     """
 
     max_dim: int = 256
-    view: Callable[[str, tuple[int, ...]], MatrixView | None] = dataclasses.field(
+    view: Callable[[str, Shape], MatrixView | None] = dataclasses.field(
         default=_default_leaf_view, repr=False
     )
 
     def __post_init__(self):
-        """Rejects a tile size that is no positive integer, and a view that is none."""
+        """Rejects a tile size below 1 and a view that is not callable."""
         if not isinstance(self.max_dim, int) or isinstance(self.max_dim, bool):
             raise TypeError(
                 "Tiling.max_dim must be a Python int, since it decides shapes; got "
@@ -73,12 +165,12 @@ class Panel(NamedTuple):
     """A rectangle of a matrix, cut into a regular grid of equal tiles.
 
     Attributes:
-      top: first row of the rectangle.
-      left: first column of the rectangle.
-      down: number of tiles from top to bottom.
-      across: number of tiles from left to right.
-      rows: rows of one tile.
-      columns: columns of one tile.
+      top: First row of the rectangle.
+      left: First column of the rectangle.
+      down: Number of tiles from top to bottom.
+      across: Number of tiles from left to right.
+      rows: Rows of one tile.
+      columns: Columns of one tile.
     """
 
     top: int

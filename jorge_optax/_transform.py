@@ -1,61 +1,94 @@
-"""scale_by_jorge: the paper's Algorithm 2 up to the preconditioned gradient."""
+"""scale_by_jorge: the paper's Algorithm 2 up to its step, on stacks of tiles."""
+
+from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._checks import canonical_dtype, check_number
-from jorge_optax._on_tiles import at_least_float32, on_tiles
-from jorge_optax._roots import Roots, apply_roots
-from jorge_optax._rules import Composite, Series
-from jorge_optax._stacks import Stacks
+from jorge_optax._checks import (
+    canonical_dtype,
+    canonical_precision,
+    check_below_one,
+    check_not_negative,
+    check_number,
+    check_positive,
+    is_zero,
+)
+from jorge_optax._execution import execute_in_float32, keep_in_place
+from jorge_optax._grafting import rescale_stacks
+from jorge_optax._rule import Preconditioner, Rule
+from jorge_optax._series import BinomialSeries
+from jorge_optax._tiles import on_tiles
 from jorge_optax._tiling import Tiling
+from jorge_optax._types import (
+    Dtype,
+    Precision,
+    PyTree,
+    Scalar,
+    ScalarOrSchedule,
+    Sides,
+    Stacks,
+)
+from jorge_optax.lengths import Length
 
 
 class JorgeState(NamedTuple):
     """State of :func:`scale_by_jorge`.
 
+    A stack holds the tiles of one shape of all parameters, and is named by that shape,
+    ``"RxC"``. Where no parameter has roots, a scalar takes the place of each dict.
+
     Attributes:
-      count: number of updates so far, int32, shape ``[]``.
-      roots: tile shape ``"RxC"`` to the roots of the stack of such tiles, left
-        ``[n, R, R]`` and right ``[n, C, C]``. A stack holds the tiles of that shape
-        of all parameters. (A scalar where no parameter has roots.)
-      statistics: what the rule of refreshing keeps beside the roots: nothing for
-        :class:`Series`, statistics of the roots' shapes for :class:`Composite`.
+      count: Number of updates so far, int32, shape ``[]``.
+      roots: Stack to its roots, left ``[n, R, R]`` and right ``[n, C, C]``.
+      statistics: What the rule keeps beside the roots: nothing for
+        :class:`BinomialSeries`, arrays of the roots' shapes for
+        :class:`TrackedStatistics`.
+      momentum: Stack to its momentum ``[n, R, C]``; nothing without momentum.
+      length: What the length of the step accumulates; nothing without grafting.
     """
 
-    count: Any  # pyright: ignore[reportIncompatibleMethodOverride]
-    roots: dict[str, Roots]
-    statistics: Any
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    roots: dict[str, Sides]
+    statistics: PyTree
+    momentum: Stacks
+    length: PyTree
 
 
 def scale_by_jorge(
     *,
-    eps: jax.typing.ArrayLike = 1e-6,
-    update_interval: jax.typing.ArrayLike | optax.Schedule = 10,
-    damping: jax.typing.ArrayLike = 0.0,
-    refresh: Series | Composite | None = None,
+    rule: Rule | None = None,
+    momentum: Scalar = 0.0,
+    eps: Scalar = 1e-6,
+    update_interval: ScalarOrSchedule = 10,
+    damping: Scalar = 0.0,
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
-    precision: Any = "highest",
+    accumulator_dtype: str | None = None,
+    precision: Precision = "highest",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Preconditions gradients by Jorge's approximate inverse fourth roots.
+    r"""Preconditions gradients by Jorge's approximate inverse roots.
 
-    The direction only: no momentum, grafting, decay or learning rate. See
+    This gives the direction only: no grafting, weight decay or learning rate. See
     :func:`jorge_optax.jorge` for the whole optimizer, the mathematics and the
-    arguments; leaves without roots are passed through.
+    arguments. Parameters without roots get the momentum alone.
 
     Args:
-      eps: as in :func:`jorge_optax.jorge`.
-      update_interval: as in :func:`jorge_optax.jorge`.
-      damping: as in :func:`jorge_optax.jorge`.
-      refresh: as in :func:`jorge_optax.jorge`.
-      tiling: as in :func:`jorge_optax.jorge`.
-      root_dtype: as in :func:`jorge_optax.jorge`.
-      precision: as in :func:`jorge_optax.jorge`.
+      rule: As in :func:`jorge_optax.jorge`.
+      momentum: Decay rate of the momentum; 0 keeps none. Whether gradients are averaged
+        before or after they are preconditioned is up to the rule.
+      eps: As in :func:`jorge_optax.jorge`.
+      update_interval: As in :func:`jorge_optax.jorge`.
+      damping: As in :func:`jorge_optax.jorge`.
+      tiling: As in :func:`jorge_optax.jorge`.
+      root_dtype: As in :func:`jorge_optax.jorge`.
+      accumulator_dtype: As in :func:`jorge_optax.jorge`.
+      precision: As in :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs` with a :class:`JorgeState`.
@@ -71,129 +104,178 @@ def scale_by_jorge(
       >>> {key: roots.left.shape for key, roots in state[0].roots.items()}
       {'3x2': (1, 3, 3)}
     """
-    inner = scale_stacks_by_jorge(
+    tiles = precondition_stacks(
+        rule=rule,
+        momentum=momentum,
         eps=eps,
         update_interval=update_interval,
         damping=damping,
-        refresh=refresh,
         root_dtype=root_dtype,
+        accumulator_dtype=accumulator_dtype,
         precision=precision,
     )
-    return at_least_float32(on_tiles(inner, tiling=tiling))
+    others = None
+    if not is_zero(momentum):
+        others = average_leaves(rule, momentum, accumulator_dtype)
+    return execute_in_float32(on_tiles(tiles, others, tiling=tiling))
 
 
-def scale_stacks_by_jorge(
+def precondition_stacks(
     *,
-    eps: Any,
-    update_interval: Any,
-    damping: Any,
-    refresh: Series | Composite | None,
-    root_dtype: Any,
-    precision: Any,
+    rule: Rule | None,
+    momentum: Scalar,
+    eps: Scalar,
+    update_interval: ScalarOrSchedule,
+    damping: Scalar,
+    root_dtype: str,
+    accumulator_dtype: str | None,
+    precision: Precision,
+    length: Length | None = None,
 ) -> optax.GradientTransformation:
-    """The same on stacks of tiles ``{"RxC": [n, R, C]}`` in place of leaves."""
-    _validate(eps=eps, update_interval=update_interval, damping=damping)
-    if not isinstance(refresh, Series | Composite | None):
-        raise TypeError(
-            "refresh must be a Series, which is the paper's rule, a Composite or None, "
-            f"got {refresh!r}."
-        )
-    rule = refresh or Series()
+    """Returns the transformation of stacks of tiles ``{"RxC": [n, R, C]}``."""
+    _validate(momentum, eps, update_interval, damping)
+    chosen = _checked(rule)
+    averages_first = chosen.preconditions != "gradient"
+    keeps_momentum = not is_zero(momentum) or length is not None
     dtype = canonical_dtype("root_dtype", root_dtype)
-    precision = _canonical_precision(precision)
+    momentum_dtype = canonical_accumulator(accumulator_dtype)
+    precision = canonical_precision(precision)
+    init_length, measure = _length_functions(
+        length, averages_first, momentum, momentum_dtype
+    )
 
-    def init_fn(params: Any) -> JorgeState:
-        stacks = params
-        # Line 1: every root starts as eps^(-1/4) I.
-        start = jnp.asarray(eps, dtype) ** jnp.asarray(-0.25, dtype)
-
-        def identities(count: int, side: int) -> jax.Array:
-            return jnp.tile(start * jnp.eye(side, dtype=dtype), (count, 1, 1))
-
+    def init_fn(params: PyTree) -> JorgeState:
+        tiles = params
+        nothing: PyTree = jnp.zeros([], dtype)
+        kept = Preconditioner(nothing, nothing)  # where a scalar stands for no stacks
+        if isinstance(tiles, dict):
+            kept = chosen.init(tiles, eps=eps, dtype=dtype)
+        momenta: PyTree = _zeros(tiles, momentum_dtype) if keeps_momentum else ()
         count = jnp.zeros([], jnp.int32)
-        if not isinstance(stacks, dict):
-            nothing: Any = jnp.zeros([], dtype)
-            return JorgeState(count, nothing, rule.init(stacks, dtype))
-        roots = {
-            key: Roots(identities(n, rows), identities(n, columns))
-            for key, (n, rows, columns) in ((k, s.shape) for k, s in stacks.items())
-        }
-        return JorgeState(count, roots, rule.init(stacks, dtype))
+        return JorgeState(
+            count, kept.roots, kept.statistics, momenta, init_length(tiles)
+        )
 
-    def renew(kept: tuple[Any, Any], gradients: Stacks) -> tuple[Any, Any]:
-        # Lines 5 to 8.
+    def refresh(kept: Preconditioner, gradients: Stacks, momenta: Stacks | None):
         with jax.named_scope("jorge/refresh_roots"):
-            return rule.refresh(*kept, gradients, damping=damping, precision=precision)
+            return chosen.refresh(
+                kept, gradients, momenta, damping=damping, precision=precision
+            )
 
-    def update_fn(updates: Any, state: Any, params: Any = None):
+    def keep(kept: Preconditioner, gradients: Stacks, momenta: Stacks | None):
+        del gradients, momenta
+        return keep_in_place(kept)
+
+    def update_fn(updates: PyTree, state: PyTree, params: PyTree = None):
         del params
+        gradients, momenta = updates, state.momentum
+        inputs, averaged = gradients, None
+        if averages_first:
+            averaged = inputs = gradients
+            if keeps_momentum:
+                averaged = momenta = inputs = _add(gradients, momentum, momenta)
+            if keeps_momentum and chosen.preconditions == "nesterov":
+                inputs = _add(gradients, momentum, momenta)
+
+        # Lines 5 to 8.
         due = _refresh_is_due(state.count, update_interval)
-        kept = state.roots, state.statistics
-        roots, statistics = jax.lax.cond(due, renew, _keep, kept, updates)
+        kept = Preconditioner(state.roots, state.statistics)
+        kept = jax.lax.cond(due, refresh, keep, kept, gradients, averaged)
         # Line 11.
         with jax.named_scope("jorge/precondition"):
-            directions = {
-                key: apply_roots(roots[key], gradients, precision=precision)
-                for key, gradients in updates.items()
-            }
-        count = optax.safe_increment(state.count)
-        return directions, JorgeState(count, roots, statistics)
+            directions = chosen.precondition(kept, inputs, precision=precision)
+        # Line 14.
+        if keeps_momentum and not averages_first:
+            momenta = optax.tree.update_moment(directions, momenta, momentum, 1)
+            directions = momenta
+
+        count = jnp.asarray(optax.safe_increment(state.count))
+        lengths = state.length
+        if measure:
+            steps, lengths = measure(
+                lengths, gradients, momenta, momentum=momentum, count=count
+            )
+            directions = rescale_stacks(steps, directions)
+        elif keeps_momentum and averages_first:
+            directions = optax.tree.scale(1 - momentum, directions)
+        momenta = optax.tree.cast_like(momenta, state.momentum)
+        new = JorgeState(count, kept.roots, kept.statistics, momenta, lengths)
+        return directions, new
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _keep(kept: Any, gradients: Stacks) -> Any:
-    """Returns roots and statistics as they are."""
-    del gradients
-    return jax.lax.platform_dependent(kept, cpu=lambda x: x, default=_touch)
+def _length_functions(
+    length: Length | None,
+    shares_momentum: bool,
+    momentum: Scalar,
+    dtype: Dtype | None,
+) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]] | None]:
+    """Returns how a length starts and measures, with the rule's momentum or its own."""
+    if length is None:
+        return (lambda tiles: ()), None
+    if shares_momentum:
+        return length.init, length.measure
+    own = length.transformation(momentum, dtype)
+    return own.init, lambda state, gradients, *_, **__: own.update(gradients, state)
 
 
-def _touch(kept: Any) -> Any:
-    """Writes the first entry of each array onto itself.
-
-    A branch that returns its operands makes XLA's GPU compiler copy them, twice, on
-    every step that does not refresh. A branch that writes to them works in place (if
-    the state is donated). On the CPU it is the other way round.
-    """
-
-    def touch(x: jax.Array) -> jax.Array:
-        origin = (0,) * x.ndim
-        first = jax.lax.dynamic_slice(x, origin, (1,) * x.ndim)
-        return jax.lax.dynamic_update_slice(x, first, origin)
-
-    return jax.tree.map(touch, kept)
+def average_leaves(
+    rule: Rule | None, momentum: Scalar, accumulator_dtype: str | None
+) -> optax.GradientTransformation:
+    """Returns the averages that parameters without roots get, as tiles do."""
+    dtype = canonical_accumulator(accumulator_dtype)
+    preconditions = _checked(rule).preconditions
+    if preconditions == "gradient":
+        return optax.ema(momentum, debias=False, accumulator_dtype=dtype)
+    nesterov = preconditions == "nesterov"
+    return optax.chain(
+        optax.trace(momentum, nesterov, dtype), optax.scale(1 - momentum)
+    )
 
 
-def _refresh_is_due(count: jax.Array, update_interval: Any) -> jax.Array:
+def canonical_accumulator(dtype: str | None) -> Dtype | None:
+    """Validates the dtype of accumulators; None stays None."""
+    return None if dtype is None else canonical_dtype("accumulator_dtype", dtype)
+
+
+def _add(gradients: Stacks, momentum: Scalar, momenta: Stacks) -> Stacks:
+    return jax.tree.map(lambda g, s: g + momentum * s, gradients, momenta)
+
+
+def _zeros(tiles: PyTree, dtype: Dtype | None) -> PyTree:
+    return jax.tree.map(lambda tile: jnp.zeros(tile.shape, dtype or tile.dtype), tiles)
+
+
+def _refresh_is_due(count: jax.Array, update_interval: ScalarOrSchedule) -> jax.Array:
     interval = update_interval(count) if callable(update_interval) else update_interval
     # Schedules return floats, in which a large count would lose its last digits.
     interval = jnp.round(jnp.asarray(interval)).astype(jnp.int32)
     return count % jnp.maximum(interval, 1) == 0
 
 
-def _canonical_precision(precision: Any) -> Any:
-    if not isinstance(precision, str):
-        return precision
-    try:
-        return jax.lax.Precision(precision)
-    except ValueError as error:
-        raise ValueError(
-            f"precision must be one that jax.numpy.matmul takes, got {precision!r}. "
-            "Choose 'highest', 'high' or 'default'."
-        ) from error
+def _checked(rule: Rule | None) -> Rule:
+    if rule is None:
+        return BinomialSeries()
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise TypeError(
+            "rule must be BinomialSeries(), which is the paper's rule, "
+            "TrackedStatistics(), another object with the members of jorge_optax.Rule, "
+            f"or None, got {rule!r}."
+        )
+    return rule
 
 
-def _validate(*, eps: Any, update_interval: Any, damping: Any) -> None:
-    check_number(
+def _validate(
+    momentum: Scalar, eps: Scalar, update_interval: ScalarOrSchedule, damping: Scalar
+) -> None:
+    check_below_one("momentum", momentum, "SGD's 0.9 is usual.")
+    check_positive(
         "eps",
         eps,
-        "must be positive and finite",
-        lambda x: 0 < x < math.inf,
         "Every root starts as eps**(-1/4) times the identity; the default is 1e-6.",
     )
-    check_number(
-        "damping", damping, "must be finite and at least 0", lambda x: 0 <= x < math.inf
-    )
+    check_not_negative("damping", damping)
     if not callable(update_interval):
         check_number(
             "update_interval",

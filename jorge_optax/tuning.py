@@ -1,4 +1,4 @@
-"""The smallest update interval that keeps a step within 10% of SGD's time."""
+"""Measures the smallest update interval within 10% of SGD's time per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import jax
 import numpy as np
 import optax
 
-from jorge_optax._alias import jorge
+from jorge_optax._optimizer import jorge
+
+__all__ = ("IntervalChoice", "choose_update_interval")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -114,7 +116,7 @@ def choose_update_interval(
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from jorge_optax import choose_update_interval
+      >>> from jorge_optax.tuning import choose_update_interval
       >>> loss = lambda params, x: jnp.mean((x @ params["w"]) ** 2)
       >>> params = {"w": jnp.ones((64, 64))}
       >>> choice = choose_update_interval(

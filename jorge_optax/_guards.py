@@ -1,0 +1,75 @@
+"""Guards of the paper's rule: range of the numbers, spread of the root, acceptance.
+
+All of them are inactive, bit for bit, wherever the plain formula of ``_algorithm.py``
+works. They act on one number a matrix, so they take vectors with one entry a matrix.
+``docs/deviations.md`` derives them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jorge_optax import _algorithm
+from jorge_optax._numerics import column, fourth_root, identity_like
+
+# A direction that no gradient excites grows against the others at each refresh. Once
+# it is this much larger than those that are excited, it may not grow further: 2**10
+# in a root is 2**40 in the statistic, well beyond what float32 can resolve.
+MAX_SPREAD = 2.0**10
+
+
+def ratio_and_growth(
+    norm: jax.Array, root_scale: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Computes ratio and growth from the norm of a scaled X, whatever the scales.
+
+    Args:
+      norm: Norm of ``x = X / (root_scale^4 scale^2)``.
+      root_scale: The power of two that the root was divided by.
+      scale: The power of two that the gradient was divided by.
+
+    Returns:
+      The factor that turns x into ``ratio * X``, 0 for a zero gradient, and the growth.
+    """
+    # X = both^2 x; the scales are multiplied in the order that stays near one.
+    both = jnp.maximum(root_scale * scale * root_scale, jnp.finfo(norm.dtype).tiny)
+    step = jnp.where(norm > 0, _algorithm.ratio(jnp.where(norm > 0, norm, 1)), 0)
+    ratio = step / both / both
+    growth = jnp.where(
+        jnp.isfinite(ratio),
+        _algorithm.growth(ratio),
+        # Out of the dtype's range: (1 + 1/|X|)^(1/4) = |X|^(-1/4), factor by factor.
+        fourth_root(step) / jnp.sqrt(both),
+    )
+    return step, growth
+
+
+def lift_and_acceptance(
+    largest: jax.Array, factor: jax.Array, norm: jax.Array, trace: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Decides how far to lift a new root ``unit * factor``, and whether to accept it.
+
+    Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
+    trace of the Gram matrix, the gradient excites only directions whose root is smaller
+    by MAX_SPREAD than the largest. Then a multiple of the identity is added to the
+    root: it keeps those directions off zero, and is negligible to the largest ones. A
+    root that would not be finite, or comes from a zero gradient, is not accepted.
+
+    Args:
+      largest: Largest entry of unit, in magnitude.
+      factor: Growth times the scale of the root.
+      norm: Norm of the scaled X.
+      trace: Trace of the Gram matrix of the scaled gradient.
+
+    Returns:
+      The lift, the factor as it came, and whether to accept the root.
+    """
+    unseen = norm < MAX_SPREAD**-4 * trace
+    lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
+    return lift, factor, jnp.isfinite(largest * factor) & (trace > 0)
+
+
+def lift(unit: jax.Array, by: jax.Array, factor: jax.Array) -> jax.Array:
+    """Returns ``(unit + by * I) * factor`` for each matrix."""
+    return (unit + column(by) * identity_like(unit)) * column(factor)

@@ -1,0 +1,144 @@
+"""The protocol of a rule: how roots start, are refreshed, and are applied."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from jorge_optax import _algorithm
+from jorge_optax._types import Dtype, Precision, PyTree, Scalar, Sides, Stacks
+
+Input = Literal["gradient", "momentum", "nesterov"]
+
+
+class Preconditioner(NamedTuple):
+    """What a rule keeps between steps.
+
+    Attributes:
+      roots: Tile shape ``"RxC"`` to the two matrices that each tile of that shape is
+        multiplied by: left ``[n, R, R]`` and right ``[n, C, C]``.
+      statistics: Any pytree of arrays that the rule needs beside the roots.
+    """
+
+    roots: dict[str, Sides]
+    statistics: PyTree
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """How the roots of all tiles start, are refreshed, and are applied.
+
+    :class:`BinomialSeries` is the paper's rule. Any object with these members is a
+    rule, for example a frozen dataclass of numbers. A rule works on all stacks of tiles
+    at once, ``{"RxC": [n, R, C]}``.
+
+    Attributes:
+      preconditions: What the roots are applied to. ``"gradient"``: to the gradient, and
+        the results are averaged by the momentum, as in the paper. ``"momentum"`` and
+        ``"nesterov"``: to the momentum of the gradients, or to Nesterov's.
+
+    Examples:
+      A rule that whitens each row by its own running mean square:
+
+      >>> import dataclasses
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jorge_optax import Preconditioner, Sides, jorge
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class RowScaling:
+      ...   preconditions = "nesterov"
+      ...
+      ...   def init(self, tiles, *, eps, dtype):
+      ...     ones = {
+      ...       key: Sides(jnp.ones(tile.shape[:2], dtype), jnp.ones(0, dtype))
+      ...       for key, tile in tiles.items()
+      ...     }
+      ...     return Preconditioner(ones, ())
+      ...
+      ...   def refresh(self, kept, gradients, momenta, *, damping, precision):
+      ...     roots = {
+      ...       key: Sides(jax.lax.rsqrt(jnp.mean(g * g, 2) + 1e-12), right)
+      ...       for (key, (_, right)), g in zip(kept.roots.items(), gradients.values())
+      ...     }
+      ...     return Preconditioner(roots, ())
+      ...
+      ...   def precondition(self, kept, matrices, *, precision):
+      ...     left = {key: root.left[:, :, None] for key, root in kept.roots.items()}
+      ...     return {key: left[key] * tiles for key, tiles in matrices.items()}
+      >>> optimizer = jorge(0.1, rule=RowScaling())
+      >>> state = optimizer.init({"w": jnp.ones((3, 2))})
+    """
+
+    @property
+    def preconditions(self) -> Input:
+        """What the roots are applied to."""
+        ...
+
+    def init(
+        self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
+    ) -> Preconditioner:
+        """Returns what the rule keeps before the first step.
+
+        Args:
+          tiles: Shape ``[n, R, C]`` and dtype of each stack.
+          eps: The option ``eps`` of :func:`jorge`.
+          dtype: The option ``root_dtype``.
+        """
+        ...
+
+    def refresh(
+        self,
+        kept: Preconditioner,
+        gradients: Stacks,
+        momenta: Stacks | None,
+        *,
+        damping: Scalar,
+        precision: Precision,
+    ) -> Preconditioner:
+        """Refreshes the roots; runs inside a conditional, every ``update_interval``.
+
+        Args:
+          kept: What the rule keeps; the result has the same shapes and dtypes.
+          gradients: The gradients of this step.
+          momenta: The sum ``s = g + momentum * s`` of the gradients so far; ``None``
+            where the rule preconditions the gradient.
+          damping: The option ``damping`` of :func:`jorge`.
+          precision: Precision of matrix products.
+        """
+        ...
+
+    def precondition(
+        self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
+    ) -> Stacks:
+        """Returns the directions; runs at every step.
+
+        Args:
+          kept: What the rule keeps, refreshed if a refresh was due.
+          matrices: What ``preconditions`` says.
+          precision: Precision of matrix products.
+        """
+        ...
+
+
+def apply_roots(
+    kept: Preconditioner, matrices: Stacks, *, precision: Precision
+) -> Stacks:
+    """Multiplies each tile by its roots from both sides (line 11)."""
+    matmul = functools.partial(jnp.matmul, precision=precision)
+    apply = jax.vmap(functools.partial(_algorithm.precondition, matmul=matmul))
+    return {
+        key: apply(
+            kept.roots[key].left.astype(tiles.dtype),
+            tiles,
+            kept.roots[key].right.astype(tiles.dtype),
+        )
+        for key, tiles in matrices.items()
+    }
+
+
+def repeat(matrix: jax.Array, count: int) -> jax.Array:
+    """Returns ``count`` copies of a matrix, ``[count, m, m]``."""
+    return jnp.tile(matrix, (count, 1, 1))

@@ -1,0 +1,152 @@
+"""Lengths of the step: what gives each tile's step its norm.
+
+A length is passed to :func:`jorge_optax.jorge` as ``grafting``. The step of a tile has
+the direction of the rule and the norm of what the length computes; parameters without
+roots take the length's own step. What a length accumulates lives on the stacks of
+tiles, beside the roots. Where the rule already keeps the momentum of the gradients, a
+length uses that momentum and keeps none of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jorge_optax._checks import check_below_one, check_positive
+from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
+
+__all__ = ("SGD", "Adam", "Length")
+
+
+@runtime_checkable
+class Length(Protocol):
+    """What gives each tile's step its norm."""
+
+    def transformation(
+        self, momentum: Scalar, accumulator_dtype: Dtype | None
+    ) -> optax.GradientTransformation:
+        """Returns the optimizer of unit learning rate whose steps are measured."""
+        ...
+
+    def init(self, tiles: PyTree) -> PyTree:
+        """Returns what :meth:`measure` accumulates beside the shared momentum."""
+        ...
+
+    def measure(
+        self,
+        state: PyTree,
+        gradients: Stacks,
+        momenta: Stacks,
+        *,
+        momentum: Scalar,
+        count: jax.Array,
+    ) -> tuple[Stacks, PyTree]:
+        """Computes the same steps from the momentum that the rule keeps.
+
+        Args:
+          state: What :meth:`init` returned.
+          gradients: The gradients of this step.
+          momenta: The sums ``s = g + momentum * s``, this step's gradient included.
+          momentum: Their decay rate.
+          count: Number of this step, from 1.
+
+        Returns:
+          The steps, of which only the norms count, and the new state.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD:
+    """The length of the step of SGD with momentum; ``grafting="sgd"``.
+
+    Examples:
+      >>> from jorge_optax import jorge, lengths
+      >>> optimizer = jorge(0.1, grafting=lengths.SGD())  # the default
+    """
+
+    def transformation(
+        self, momentum: Scalar, accumulator_dtype: Dtype | None
+    ) -> optax.GradientTransformation:
+        """Returns SGD's momentum."""
+        return optax.trace(momentum, accumulator_dtype=accumulator_dtype)
+
+    def init(self, tiles: PyTree) -> PyTree:
+        """Returns nothing: the momentum suffices."""
+        del tiles
+        return ()
+
+    def measure(
+        self,
+        state: PyTree,
+        gradients: Stacks,
+        momenta: Stacks,
+        *,
+        momentum: Scalar,
+        count: jax.Array,
+    ) -> tuple[Stacks, PyTree]:
+        """Returns the momentum."""
+        del gradients, momentum, count
+        return momenta, state
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """The length of Adam's step, whose ``b1`` is the momentum.
+
+    Attributes:
+      b2: Decay rate of the second moment.
+      eps: Added to the root of the second moment.
+
+    Examples:
+      >>> from jorge_optax import jorge, lengths
+      >>> optimizer = jorge(3e-4, grafting=lengths.Adam(b2=0.95))
+    """
+
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        check_below_one("lengths.Adam.b2", self.b2)
+        check_positive("lengths.Adam.eps", self.eps)
+
+    def transformation(
+        self, momentum: Scalar, accumulator_dtype: Dtype | None
+    ) -> optax.GradientTransformation:
+        """Returns Adam with unit learning rate."""
+        return optax.scale_by_adam(
+            momentum, self.b2, self.eps, mu_dtype=accumulator_dtype
+        )
+
+    def init(self, tiles: PyTree) -> PyTree:
+        """Returns second moments of zero."""
+        return jax.tree.map(lambda tile: jnp.zeros(tile.shape, tile.dtype), tiles)
+
+    def measure(
+        self,
+        state: PyTree,
+        gradients: Stacks,
+        momenta: Stacks,
+        *,
+        momentum: Scalar,
+        count: jax.Array,
+    ) -> tuple[Stacks, PyTree]:
+        """Computes Adam's step from the momentum and a second moment."""
+        second = jax.tree.map(
+            lambda nu, g: self.b2 * nu + (1 - self.b2) * jnp.square(g), state, gradients
+        )
+        first_weight = (1 - momentum) / (1 - jnp.power(momentum, count))
+        second_weight = 1 / (1 - jnp.power(self.b2, count))
+        steps = jax.tree.map(
+            lambda s, nu: (
+                first_weight * s / (jnp.sqrt(second_weight * nu) + self.eps)
+            ).astype(s.dtype),
+            momenta,
+            second,
+        )
+        return steps, second
