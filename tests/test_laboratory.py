@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from benchmarks.baselines.shampoo import ExactRoots, exact_root, shampoo
+from benchmarks.harness import summary
 from benchmarks.numerics import accuracy, endurance, terms
 from benchmarks.numerics.arithmetic import with_products_in
 from benchmarks.numerics.design import best_series, design, largest_error
@@ -18,7 +19,6 @@ from benchmarks.numerics.rules import (
     staged,
 )
 from benchmarks.numerics.streams import quadratics
-from benchmarks.problems import summary
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
 from jorge_optax import Composite, jorge

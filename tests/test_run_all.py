@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from benchmarks import results, run_all
-from benchmarks.run_all import Study
+from benchmarks.harness import results, run_all
+from benchmarks.harness.run_all import Study
 
-FOLDER = pathlib.Path(results.__file__).parent
+FOLDER = pathlib.Path(results.__file__).parents[1]  # benchmarks
 
 
 def test_every_study_is_in_the_list():
@@ -83,12 +83,13 @@ def test_a_failing_study_shows_the_end_of_its_log(tmp_path):
 
 def test_a_smoke_run_is_small_and_leaves_the_committed_results_alone(tmp_path):
     committed = (FOLDER / "results" / "refresh_bias.json").read_bytes()
-    assert run_all.run(Study("refresh_bias", 1), tmp_path, smoke=True) is None
+    assert run_all.run(Study("numerics.refresh_bias", 1), tmp_path, smoke=True) is None
     assert (FOLDER / "results" / "refresh_bias.json").read_bytes() == committed
     found = json.loads((tmp_path / "refresh_bias.json").read_text())
     assert 0 < len(found["rows"]) < len(json.loads(committed)["rows"])
     assert found["provenance"]["seeds"] == [0]
-    assert found["provenance"]["command"] == "python -m benchmarks.refresh_bias"
+    command = "python -m benchmarks.numerics.refresh_bias"
+    assert found["provenance"]["command"] == command
 
 
 def test_provenance_has_the_seeds_of_the_rows(monkeypatch, tmp_path):

@@ -38,8 +38,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
 from benchmarks.baselines.shampoo import ExactRoots, exact_root
+from benchmarks.harness import results
 from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
 from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.numerics.figures import rounded
 from benchmarks.numerics.rules import COMPOSITE, PAPER, SUBSTEPPED, Rule
 from benchmarks.numerics.streams import (

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS
 from jorge_optax import Roots
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.numerics import accuracy
 from benchmarks.numerics.design import best_series, design, largest_error
 from benchmarks.numerics.figures import cosine, rounded

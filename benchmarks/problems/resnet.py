@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.problems.problem import Problem, draw_batches
 from examples.shared import files
 
