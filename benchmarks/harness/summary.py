@@ -1,4 +1,4 @@
-"""Steps to a target, and their ratios paired by seed."""
+"""Counts steps to a target, and their ratios paired by seed."""
 
 import math
 
@@ -11,7 +11,7 @@ Steps = dict[int, int | None]
 def steps_to(
     target: float, curve: list[float | None], *, larger_is_better: bool, every: int
 ) -> int | None:
-    """The first step, of those evaluated, at or beyond the target; None if missed."""
+    """Returns the first evaluated step at or beyond the target; None if it missed."""
     sign = 1 if larger_is_better else -1
     for i, value in enumerate(curve, 1):
         if value is not None and sign * value >= sign * target:
@@ -20,10 +20,13 @@ def steps_to(
 
 
 def paired_ratio(ours: Steps, theirs: Steps) -> str:
-    """Geometric mean and 95% interval, over the seeds where both reach the target."""
+    """Geometric mean and 95% interval over the seeds where both reach the target.
+
+    The other seeds are unpaired: either side, or both, missed the target.
+    """
     seeds = [seed for seed in ours if ours[seed] and theirs.get(seed)]
     missing = len(set(ours) | set(theirs)) - len(seeds)
-    note = f", {missing} of {missing + len(seeds)} seeds missed it" if missing else ""
+    note = f", {missing} of {missing + len(seeds)} seeds unpaired" if missing else ""
     if len(seeds) < 2:
         return f"too few{note}"
     logs = np.log([ours[seed] / theirs[seed] for seed in seeds])
