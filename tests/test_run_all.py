@@ -1,7 +1,9 @@
 """The command that runs all studies, and where their results come from."""
 
+import collections
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -118,3 +120,23 @@ def test_rows_keep_the_commit_they_were_measured_at(monkeypatch, tmp_path):
     assert [row["commit"] for row in found["rows"]] == ["0ld", "a", "new"]
     assert [row["x"] for row in found["rows"]] == [1, 2, 3]
     assert found["provenance"]["commit"] == "new"
+
+
+def test_readme_lists_every_study_with_its_minutes():
+    minutes = collections.Counter()
+    for study in run_all.STUDIES:
+        minutes[study.command.split()[0]] += study.minutes
+    text = (FOLDER / "README.md").read_text()
+    row = r"^\| `([\w.]+)` \| [^|]+\? \|[^|]*\| (\d+) \| (.+?) \|"
+    rows = re.findall(row, text, re.MULTILINE)
+    assert {study: int(number) for study, number, _ in rows} == minutes
+    names = {name for *_, files in rows for name in re.findall(r"`(.+?)`", files)}
+    found = {path for name in names for path in FOLDER.glob(f"results/{name}.json")}
+    assert found == set(FOLDER.glob("results/*.json"))
+
+
+def test_readme_explains_the_commands_of_all_results():
+    text = (FOLDER / "README.md").read_text()
+    for path in FOLDER.glob("results/*.json"):
+        command = json.loads(path.read_text())["provenance"]["command"]
+        assert f"`{command.split()[2].removeprefix('benchmarks.')}`" in text, path.name
