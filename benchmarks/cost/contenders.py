@@ -1,7 +1,8 @@
-"""Every optimizer whose cost is measured, each with weight decay and a momentum of 0.9.
+"""Defines the optimizers whose cost is measured, with weight decay and momentum 0.9.
 
-What Jorge, Shampoo and PSGD-Kron precondition with is refreshed at every second step:
-of two steps one is plain, one a refresh, and what an interval costs follows from these.
+Jorge, Shampoo and PSGD-Kron refresh their preconditioners at every second step, so that
+plain steps and refresh steps are timed equally often. The cost of any other interval
+follows from these two.
 """
 
 import importlib.util
@@ -17,13 +18,13 @@ from benchmarks.baselines.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 INTERVAL = 2
-# Those whose steps differ: the steps between refreshes are plain.
+# Optimizers with two kinds of steps: plain ones, and those that refresh.
 WITH_ROOTS = ("jorge", "composite", "shampoo", "psgd")
 DECAY = 1e-3
 
 
 def contenders() -> dict[str, optax.GradientTransformation]:
-    """By name; PSGD-Kron only if it is installed."""
+    """Returns the optimizers by name; PSGD-Kron only if it is installed."""
     rate = optax.constant_schedule(1e-3)
     options = dict(update_interval=INTERVAL)
     found = {
@@ -40,18 +41,17 @@ def contenders() -> dict[str, optax.GradientTransformation]:
 
 
 def _every_second(count: jax.Array) -> jax.Array:
-    """PSGD-Kron's probability of a refresh; its first count is 1."""
+    """Probability of a refresh of PSGD-Kron, which counts steps from 1."""
     return jnp.where(count % INTERVAL == 1, 1.0, 1e-6)
 
 
 def kernel_dimensions(params: Any) -> Any:
-    """Muon's dimension numbers: kernels, HWIO or IO, as matrices, outputs last."""
-
+    """Returns Muon's dimension numbers: kernels as matrices, outputs last."""
     return jax.tree.map(dimension_numbers, params)
 
 
 def _decayed(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """With decoupled decay: these baselines come without."""
+    """Adds decoupled weight decay to a baseline that has none."""
     return optax.chain(optimizer, optax.add_decayed_weights(-1e-3 * DECAY))

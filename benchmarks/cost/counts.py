@@ -1,4 +1,4 @@
-"""Exact counts: matrix products and their operations, orders of products, bytes."""
+"""Counts matrix products, their operations and bytes, exactly."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jorge_optax._stacks import plan_tree
 
 
 class Flops(NamedTuple):
-    """Floating-point operations of matrix products: of each step, of a refresh."""
+    """Floating-point operations of matrix products, in each step and in a refresh."""
 
     plain: int
     refresh: int
@@ -20,14 +20,15 @@ class Flops(NamedTuple):
 class Products(NamedTuple):
     """The matrix products and convolutions of a traced function, and its conditionals.
 
-    Products inside a conditional are those of a refresh: there is one, and the branch
-    that keeps the roots has none. Where a function differs by platform, that is none:
-    compilers know the platform. What is counted is then the default, not the CPU's.
+    Products inside a conditional belong to the refresh: the optimizer has one
+    conditional, and its branch that keeps the roots has no products. A choice by
+    platform does not count as a conditional, since compilers know the platform; the
+    default branch is counted, not the one for CPUs.
 
     Attributes:
-      plain: operations of each product of every step.
-      refresh: of each that a refresh has beside those.
-      conditionals: their number.
+      plain: operations of each product that every step computes.
+      refresh: operations of each additional product of a refresh.
+      conditionals: number of conditionals.
     """
 
     plain: list[int]
@@ -36,12 +37,12 @@ class Products(NamedTuple):
 
     @property
     def flops(self) -> Flops:
-        """Their sums."""
+        """Sums of the operations."""
         return Flops(sum(self.plain), sum(self.refresh))
 
 
 def count_products(jaxpr) -> Products:
-    """Finds all products, in inner functions too."""
+    """Finds all products, including those of inner functions."""
     plain, refresh, conditionals = [], [], 0
     of_platform = set()  # variables that hold the index of the platform
     for equation in jaxpr.eqns:
@@ -75,10 +76,10 @@ def count_products(jaxpr) -> Products:
 
 
 def convolution_flops(equation) -> int:
-    """Twice the multiplications of two numbers of which none is padding.
+    """Counts two operations for each multiplication of numbers that are not padding.
 
-    Nor are the zeros counted that dilation puts between numbers: so a convolution, its
-    gradient for the input and that for the kernel have the same number.
+    The zeros that dilation inserts do not count either: thus a convolution and its two
+    gradients, for the input and for the kernel, have the same number of operations.
     """
     options, (image, kernel) = equation.params, [v.aval.shape for v in equation.invars]
     out = equation.outvars[0].aval.shape
@@ -113,16 +114,16 @@ def _inner_jaxprs(equation):
 
 
 def matmul_flops(function, *structs) -> Flops:
-    """The operations of all matrix products that a function is traced to."""
+    """Counts the operations of all matrix products of a traced function."""
     return count_products(jax.make_jaxpr(function)(*structs).jaxpr).flops
 
 
 def cheapest_refresh(m: int, n: int, terms: int = 2) -> int:
-    """The fewest multiplications to refresh the root of the side m of an m x n tile.
+    """Returns the fewest multiplications that refresh the root of side m of a tile.
 
-    The least over: X as root^4 (G G^T) or as (root^4 G) G^T; root^4 Y by four products
-    or by way of root^2; and the series in X, or in the n x n matrix G^T root^4 G. X is
-    always formed, since its norm is needed.
+    The tile is m x n. The minimum is over: X as root^4 (G G^T) or as (root^4 G) G^T;
+    root^4 Y by four products or by way of root^2; and the series in X, or in the n x n
+    matrix G^T root^4 G. X is always formed, since its norm is needed.
     """
     costs = []
     for gram in (True, False):
@@ -137,7 +138,7 @@ def cheapest_refresh(m: int, n: int, terms: int = 2) -> int:
 
 
 def least_flops(params, tiling: Tiling) -> Flops:
-    """What the formulas demand of the tiles of these parameters."""
+    """Returns the fewest operations for the tiles of these parameters."""
     plain = refresh = 0
     for n, rows, columns in plan_tree(params, tiling).stacks.values():
         plain += n * (rows * rows * columns + rows * columns * columns)
@@ -147,7 +148,7 @@ def least_flops(params, tiling: Tiling) -> Flops:
 
 
 def tree_bytes(tree) -> int:
-    """Bytes of all arrays of a tree, or of what would be arrays."""
+    """Returns the bytes of all arrays, or shapes of arrays, of a tree."""
     return sum(
         math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)

@@ -1,11 +1,12 @@
-"""How much memory does Jorge's state take, how little can it, and what does that cost?
+"""Measures the memory of Jorge's state, and how small states affect training.
 
-Question: bytes of state against AdamW's for four models and a small transformer, with
-roots and momenta in float32 or bfloat16, with two momenta or one; and do the small ones
-train as well?
-Method: bytes are what init would allocate, exact. Training: two of the problems of
-benchmarks/problems, with a cosine schedule, momentum 0.9, an interval of 10 and SGD's
-tuned rate from training_study for all; the metric at the end.
+Question: how many bytes does the state take, compared with AdamW, with roots and
+momenta in float32 or bfloat16 and with one or two momenta? Do small states train as
+well?
+Method: bytes are those that init would allocate, exactly, for four models and a small
+transformer. Training: two of the problems of benchmarks/problems, with a cosine
+schedule, momentum 0.9, an interval of 10 and the learning rate that training.comparison
+found for SGD; the metric at the end.
 Answer: docs/results.md, from benchmarks/results/memory_study.json.
 
     python -m benchmarks.cost.memory [PROBLEM ...]
@@ -29,7 +30,7 @@ MODELS = {
     **shapes.MODELS,
     "transformer": lambda: jax.eval_shape(lambda: language_model.init(0)),
 }
-RATES = {"mlp": 0.1, "resnet": 0.2}  # SGD's, from training_study
+RATES = {"mlp": 0.1, "resnet": 0.2}  # tuned for SGD by training.comparison
 SEEDS = results.sized((0, 1, 2), (0,))
 MOMENTUM = 0.9
 Maker = Callable[[Any], optax.GradientTransformation]
@@ -69,7 +70,7 @@ TRAINED = results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"])
 
 
 def size(variant: str, model: str) -> dict:
-    """Bytes of state, and those over AdamW's."""
+    """Bytes of state, and their ratio to AdamW's."""
     params = MODELS[model]()
     own, adamw = (
         counts.tree_bytes(jax.eval_shape(make(1e-3).init, params))
@@ -96,7 +97,7 @@ def _trainer(variant: str, name: str) -> Callable[[float, int], Any]:
 
 
 def run(variant: str, name: str, seed: int) -> dict:
-    """One training run."""
+    """Runs one training."""
     final = _trainer(variant, name)(RATES[name], seed)[-1]
     row = dict(kind="run", variant=variant, problem=name, seed=seed, final=final)
     print(*row.values(), flush=True)
@@ -104,7 +105,7 @@ def run(variant: str, name: str, seed: int) -> dict:
 
 
 def main() -> None:
-    """Counts all, and trains what the JSON lacks."""
+    """Counts all bytes, and trains what the JSON lacks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", default=[*RATES])
     problems = parser.parse_args().problems

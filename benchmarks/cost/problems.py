@@ -1,10 +1,10 @@
-"""Seconds a step and bytes of state on the problems on which optimizers are compared.
+"""Measures seconds a step and bytes of state on the problems of training.comparison.
 
-Question: how long does a step take with each optimizer on the problems of
-training_study, and how large is its state there and on the examples' workloads?
-Method: one process and one core (machine.py). In each round every optimizer takes ten
-steps, of which one refreshes the roots (PSGD-Kron: all, as in its first 500 steps);
-medians of the rounds, the first left out. Bytes are what init would allocate.
+Question: how long does a step take with each optimizer on these problems, and how large
+is its state there and on the workloads of the examples?
+Method: one process and one core (harness/machine.py). In each round every optimizer
+takes ten steps, of which one refreshes the roots (PSGD-Kron: all, as in its first 500
+steps); medians of all rounds but the first. Bytes are those that init would allocate.
 Answer: the summary of docs/results.md, from benchmarks/results/problem_costs.json.
 
     python -m benchmarks.cost.problems
@@ -33,10 +33,10 @@ TIMED = results.sized(("mlp", "resnet", "autoencoder"), ("transformer",))
 
 
 def measure(name: str) -> list[dict]:
-    """A row for each optimizer on one problem."""
+    """Returns a row for each optimizer on one problem."""
     problem = PROBLEMS[name]()
     steps, live, seconds = {}, {}, {key: [] for key in OPTIMIZERS}
-    rate = 0.0  # nothing diverges; the cost is the same
+    rate = 0.0  # so that nothing diverges; the cost is the same
     batches = [batch for batch, _ in zip(problem.batches(0), range(10), strict=False)]
     rows = {}
     for key in OPTIMIZERS:
@@ -67,7 +67,7 @@ def measure(name: str) -> list[dict]:
 
 
 def workload_bytes(name: str) -> list[dict]:
-    """Bytes of state of each optimizer on one of the examples' workloads."""
+    """Returns the bytes of state of each optimizer on a workload of the examples."""
     config, make_task = workloads.WORKLOADS[name]
     task = make_task(config, seed=0)
     model = nnx.eval_shape(lambda: task.model(nnx.Rngs(0)))
@@ -89,7 +89,7 @@ def workload_bytes(name: str) -> list[dict]:
 
 
 def main() -> None:
-    """Measures all and writes the JSON."""
+    """Measures everything and writes the JSON."""
     rows = [row for name in TIMED for row in measure(name)]
     for name in results.sized(tuple(workloads.WORKLOADS), ("segmentation",)):
         rows += workload_bytes(name)

@@ -1,9 +1,9 @@
-"""What the composite rule costs against the paper's: FLOPs and bytes, counted.
+"""Counts the operations and bytes of the composite rule and of the paper's.
 
 Question: how many operations of matrix products does a step take on average with either
 rule, and how large is the state?
 Method: the update is traced for the parameters of four models at the default tile size,
-and the operations of all its matrix products are counted, those of a refresh apart; the
+and the operations of all its matrix products are counted, separately for a refresh; the
 state is what init would allocate.
 Answer: docs/composite.md, from benchmarks/results/rule_cost.json.
 
@@ -29,7 +29,7 @@ def cost(params, rule) -> dict:
 
 
 def main() -> None:
-    """Counts all and writes the JSON."""
+    """Counts everything and writes the JSON."""
     rows = []
     for name, make in shapes.MODELS.items():
         params = make()

@@ -1,22 +1,22 @@
-"""How does the cost of Jorge's update grow?
+"""Measures how the cost of Jorge's update grows.
 
 Question: how do the time of a step, the operations of its matrix products, the bytes of
 state and temporaries and the time to compile grow with the width of a layer, the number
 of layers, the size of tiles and the interval between refreshes?
 Method: the update alone, as in updates.py, of three families of parameters: one square
 layer of width 256 to 8192; 10 to 1000 layers of 64 x 64; ResNet-50 in tiles of at most
-64 to 2048 (steps only up to 512). One process on one core, whose memory stays with it
-(machine.py); compilations and steps of SGD, AdamW and Jorge interleaved; medians with
-the smallest and the largest. The first step touches fresh memory, and is left out.
-Counts are exact; beside them stands the formula: for a tile R x C, 2 R C (R + C) in
-every step, and at a refresh 2 (m^2 n + 5 m^3) for its side m and the other side n. The
-interval needs no runs: a step takes on average what a plain one takes, and 1/interval
-of what a refresh takes beyond that.
+64 to 2048 (steps only up to 512). One process on one core, which keeps its memory
+(harness/machine.py); compilations and steps of SGD, AdamW and Jorge interleaved;
+median, minimum and maximum. The first step touches fresh memory and is excluded. Counts
+are exact and are compared with the formula: for a tile R x C, 2 R C (R + C) in every
+step, and in a refresh 2 (m^2 n + 5 m^3) for its side m and the other side n. The
+interval needs no runs: a mean step takes the time of a plain step and 1/interval of the
+additional time of a refresh.
 Answer: docs/results.md, from benchmarks/results/scaling_study.json.
 
     python -m benchmarks.cost.scaling
 
-If interrupted, the next call goes on with the cases that the JSON does not hold.
+After an interruption, the next call measures the cases that the JSON lacks.
 """
 
 import functools
@@ -52,8 +52,8 @@ class Case(NamedTuple):
     Attributes:
       axis: what grows, "width", "depth" or "tile".
       value: how large it is.
-      rounds: compilations of each optimizer.
-      steps: of each; after the first, every tenth refreshes. 0 for none.
+      rounds: number of compilations of each optimizer.
+      steps: number of steps of each, every tenth with a refresh; 0 for none.
     """
 
     axis: str
@@ -63,12 +63,12 @@ class Case(NamedTuple):
 
     @property
     def tiling(self) -> Tiling:
-        """Jorge's."""
+        """Tiling of Jorge."""
         return Tiling(self.value if self.axis == "tile" else TILE)
 
     @property
     def params(self) -> dict[str, Any]:
-        """Their shapes."""
+        """Shapes of the parameters."""
         if self.axis == "tile":
             return shapes.resnet(MODEL)
         wide = self.axis == "width"
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """All of them; the largest with fewer steps."""
+    """Returns all cases; the largest have fewer steps."""
     few_steps = min(STEPS, 12)
     return [
         *(Case("width", w, steps=STEPS if w < 4096 else few_steps) for w in WIDTHS),
@@ -87,13 +87,13 @@ def cases() -> list[Case]:
 
 
 def optimizers(tiling: Tiling) -> dict[str, Any]:
-    """Those of updates.py, with a tiling."""
+    """Returns the optimizers of updates.py, Jorge with a tiling."""
     own = jorge(0.1, 0.9, 1e-3, update_interval=INTERVAL, tiling=tiling)
     return {**updates.optimizers(), "jorge": own}
 
 
 def formula_flops(params: Any, tiling: Tiling) -> counts.Flops:
-    """What a step and a refresh would take if all sides went by their grams."""
+    """Returns the operations if every side is refreshed from its Gram matrix."""
     refresh = 0
     for n, rows, columns in plan_tree(params, tiling).stacks.values():
         for m, other in ((rows, columns), (columns, rows)):
@@ -102,7 +102,7 @@ def formula_flops(params: Any, tiling: Tiling) -> counts.Flops:
 
 
 def measure(case: Case) -> list[dict[str, Any]]:
-    """One row for each optimizer."""
+    """Returns a row for each optimizer."""
     params = case.params
     lower, compile_, compiled = time_compilations(case)
     seconds = time_steps(case, compiled)
@@ -144,7 +144,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 
 def time_compilations(case: Case) -> tuple[dict, dict, dict]:
-    """Seconds to lower and to compile, of all rounds, and what was compiled."""
+    """Returns seconds to lower and to compile in each round, and the programs."""
     params = case.params
     lower, compile_, compiled = {}, {}, {}
     for _ in range(case.rounds):
@@ -160,7 +160,7 @@ def time_compilations(case: Case) -> tuple[dict, dict, dict]:
 
 
 def time_steps(case: Case, compiled: dict) -> dict[str, dict]:
-    """Seconds of all plain steps, and for Jorge of all refresh steps, in turn."""
+    """Times steps in turn; returns seconds of plain steps and of refresh steps."""
     params = case.params
     seconds = {name: {"plain": [], "refresh": []} for name in compiled}
     if not case.steps:
@@ -183,7 +183,7 @@ def time_steps(case: Case, compiled: dict) -> dict[str, dict]:
 
 
 def main() -> None:
-    """Measures all cases that the JSON does not hold."""
+    """Measures all cases that the JSON lacks."""
     held = {(row["axis"], row["value"]) for row in results.rows(NAME)}
     todo = [case for case in cases() if (case.axis, case.value) not in held]
     if todo:  # the first compilation of a process takes longer

@@ -1,14 +1,14 @@
-"""What does a whole training step cost with each optimizer? The paper's first table.
+"""Times whole training steps with each optimizer, as in the paper's first table.
 
 Question: how long is a training step with SGD, AdamW, Jorge, Shampoo with exact roots,
 Muon and PSGD-Kron, how much of it is the optimizer, and how long does it compile?
 Method: the examples' ResNet-50 and DeepLabv3 on random images, and for the optimizer
-alone the parameters of Mask R-CNN, too. One process on one core, whose memory stays
-with it (machine.py). After a first step that is not timed, in each round every
+alone also the parameters of Mask R-CNN. One process on one core, which keeps its memory
+(harness/machine.py). After a first step that is not timed, in each round every
 optimizer takes a plain step and, if it has roots, one with a refresh; every other round
-goes the other way round. What an interval of k costs is plain + (refresh - plain) / k,
-of the medians. Compilations are interleaved, too. FLOPs, of matrix products and
-convolutions, are counted on the traced program.
+runs in reverse order. The cost at interval k is plain + (refresh - plain) / k, from the
+medians. Compilations are interleaved, too. FLOPs of matrix products and convolutions
+are counted on the traced program.
 Answer: docs/results.md, from benchmarks/results/step_cost.json.
 
     python -m benchmarks.cost.steps [PART ...]
@@ -28,14 +28,14 @@ from benchmarks.problems import shapes
 
 
 class Part(NamedTuple):
-    """Something to be measured.
+    """A training step, or an update alone, that is measured.
 
     Attributes:
       model: name of the model.
-      batch: images, 0 for the update alone.
+      batch: number of images; 0 for the update alone.
       size: pixels of a side.
-      rounds: of steps.
-      compilations: of SGD, AdamW and Jorge; all others are compiled once.
+      rounds: number of rounds of steps.
+      compilations: number for SGD, AdamW and Jorge; the others are compiled once.
       leave_out: optimizers that are not measured here.
     """
 
@@ -64,11 +64,11 @@ class Program(NamedTuple):
 
     function: Callable[..., Any]
     structs: tuple[Any, ...]
-    start: Callable[[], tuple[Any, Any]]  # what is carried on, and what stays
+    start: Callable[[], tuple[Any, Any]]  # the state, and the constant arguments
 
 
 def program(part: Part, optimizer: optax.GradientTransformation) -> Program:
-    """A training step, or the update alone."""
+    """Returns the program of a part: a training step, or the update alone."""
     if part.batch:
         step = training_steps.make(
             part.model, optimizer, batch=part.batch, size=part.size
@@ -96,7 +96,7 @@ def program(part: Part, optimizer: optax.GradientTransformation) -> Program:
 
 
 def compile_all(part: Part, programs: dict[str, Program]) -> tuple[dict, dict]:
-    """The compiled programs, and the seconds of lowering and compiling each."""
+    """Returns the compiled programs and the seconds to lower and compile each."""
     compiled, seconds = {}, {name: [] for name in programs}
     for turn in range(part.compilations):
         jax.clear_caches()
@@ -110,13 +110,13 @@ def compile_all(part: Part, programs: dict[str, Program]) -> tuple[dict, dict]:
 
 
 def time_all(part: Part, programs: dict[str, Program], compiled: dict) -> dict:
-    """Seconds of the steps of each, by kind."""
+    """Returns the seconds of all steps, by optimizer and kind."""
     seconds = {name: {kind: [] for kind in _kinds(name)} for name in programs}
     live = {name: own.start() for name, own in programs.items()}
     for turn in range(1 + part.rounds):
         for name in list(programs)[:: -1 if turn % 2 else 1]:
             carried, rest = live.pop(name)
-            # The first step, which refreshes, touches fresh memory: it is left out.
+            # The first step, which refreshes, touches fresh memory: it is not timed.
             for kind in _kinds(name) if turn else (None,):
                 start = time.perf_counter()
                 carried, _ = jax.block_until_ready(compiled[name](carried, rest))
@@ -133,7 +133,7 @@ def _kinds(name: str) -> tuple[str, ...]:
 
 
 def measure(label: str, part: Part) -> list[dict]:
-    """A row for each optimizer."""
+    """Returns a row for each optimizer."""
     chosen = {
         name: optimizer
         for name, optimizer in contenders.contenders().items()
@@ -167,7 +167,7 @@ def _optimizer_state(part: Part, own: Program) -> Any:
 
 
 def main() -> None:
-    """Measures the parts named, or all that the JSON lacks."""
+    """Measures the named parts, or all that the JSON lacks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Whole training steps of the examples' models at any size, without data.
+"""Makes whole training steps of the examples' models at any size, without data.
 
 `make("resnet50", optimizer, batch=64)` gives a function of state and batch, and the
 shapes of both: nothing is allocated until :func:`zeros` or :func:`start` is called.
@@ -22,7 +22,7 @@ Tree = Any
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """A model that is trained.
 
     Attributes:
       make: makes the module.
@@ -62,7 +62,7 @@ MODELS = {
 
 
 class State(NamedTuple):
-    """Everything a step changes."""
+    """Everything that a step changes."""
 
     params: Tree
     batch_stats: Tree
@@ -113,14 +113,14 @@ def make(
 
 
 def start(name: str, optimizer: optax.GradientTransformation) -> State:
-    """A state as a run starts with."""
+    """Returns the state at the start of a run."""
     module = MODELS[name].make(nnx.Rngs(0))
     _, params, stats = nnx.split(module, nnx.Param, ...)
     return State(params, stats, optimizer.init(params))
 
 
 def random_batch(name: str, structs: Tree, seed: int = 0) -> Tree:
-    """Normal images and uniform labels."""
+    """Draws normal images and uniform labels."""
     rng = np.random.default_rng(seed)
     image, label = structs["image"], structs["label"]
     return {

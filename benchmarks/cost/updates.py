@@ -1,4 +1,4 @@
-"""The update alone, without forward or backward pass: what several studies compile."""
+"""Compiles and times the update alone, without forward and backward pass."""
 
 import time
 
@@ -18,7 +18,7 @@ MODELS = {
 
 
 def optimizers() -> dict:
-    """By name, each with weight decay."""
+    """Returns the optimizers by name, each with weight decay."""
     return {
         "sgd": optax.chain(
             optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9)
@@ -29,13 +29,13 @@ def optimizers() -> dict:
 
 
 def update(optimizer, params, state, grads):
-    """New parameters and state."""
+    """Returns new parameters and state."""
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
 
 def compile_timed(function, structs, donate):
-    """The compiled function, and the seconds of lowering and of compiling it."""
+    """Returns the compiled function and the seconds to lower and to compile it."""
     start = time.perf_counter()
     lowered = jax.jit(function, donate_argnums=donate).lower(*structs)
     middle = time.perf_counter()
@@ -44,13 +44,13 @@ def compile_timed(function, structs, donate):
 
 
 def start(optimizer, params):
-    """Parameters of zero, and the state they start with."""
+    """Returns zero parameters and their initial state."""
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
     return zeros, optimizer.init(zeros)
 
 
 def random_gradients(params):
-    """The same at each call."""
+    """Draws gradients, the same in each call."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda s: jnp.asarray(0.01 * rng.standard_normal(s.shape, s.dtype)), params
@@ -58,7 +58,7 @@ def random_gradients(params):
 
 
 def spread(values) -> dict:
-    """Median, smallest and largest."""
+    """Returns median, minimum and maximum."""
     return {
         "median": float(np.median(values)),
         "min": float(np.min(values)),

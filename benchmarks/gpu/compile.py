@@ -1,4 +1,4 @@
-"""What would a GPU run? Compiled for an A100 and an H100 on a machine without one.
+"""Compiles for an A100 and an H100, and counts what they would launch.
 
 Question: how many operations do an update and a whole training step launch, are they in
 CUDA graphs, are roots copied, is any decomposition called, and what is the least time
@@ -6,8 +6,8 @@ that the device allows?
 Method: XLA's GPU compiler with a description of the device, by way of
 jax.experimental.topologies; operations are counted in the optimized program, graphs in
 its sequence of thunks. Products and convolutions are counted in the traced program.
-Nothing runs, so there is no timing, and none is claimed. Needs the extras `gpu` and
-`examples`. Rows that a JSON has are not compiled again: to have all anew, delete it.
+Nothing runs on a GPU, so nothing is timed. Needs the extras `gpu` and `examples`, but
+no GPU. Rows that the JSON has are not compiled again: delete it to measure all again.
 Answer: docs/results.md, from benchmarks/results/gpu_compile.json (updates alone) and
 gpu_steps.json (whole training steps).
 
@@ -36,7 +36,7 @@ SIZES = results.sized(
 
 
 def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
-    """By name, each with weight decay."""
+    """Returns the optimizers by name, each with weight decay."""
     options = dict(momentum=0.9, weight_decay=1e-3, update_interval=INTERVAL)
     return {
         **{name: alone.optimizers()[name] for name in ("sgd", "adamw")},
@@ -47,7 +47,7 @@ def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
 
 
 def measure_update(model: str, name: str, device: str) -> dict:
-    """One row: what the update of a plain step and of a refresh step launches."""
+    """Returns a row: what the update launches in a plain step and in a refresh."""
     optimizer, params = optimizers()[name], alone.MODELS[model]()
     state = jax.eval_shape(optimizer.init, params)
     step = functools.partial(alone.update, optimizer)
@@ -76,7 +76,7 @@ def measure_update(model: str, name: str, device: str) -> dict:
 
 
 def measure_step(model: str, name: str, device: str) -> dict:
-    """One row: what a whole training step launches."""
+    """Returns a row: what a whole training step launches."""
     optimizer = optimizers()[name]
     step = training_steps.make(model, in_scope(optimizer), **SIZES[model])
     structs = step.state, step.batch
@@ -109,7 +109,7 @@ def measure_step(model: str, name: str, device: str) -> dict:
 
 
 def in_scope(optimizer) -> optax.GradientTransformation:
-    """The same, with operations that can be told from those of the model."""
+    """Marks the operations of an optimizer, to tell them from those of the model."""
 
     def scoped(updates, state, params=None):
         with jax.named_scope("optimizer"):
@@ -119,7 +119,7 @@ def in_scope(optimizer) -> optax.GradientTransformation:
 
 
 def least_bytes(state, params) -> dict[str, int]:
-    """Bytes that an update must read or write, gradients left out.
+    """Returns the bytes that an update must read or write, except gradients.
 
     Parameters and state are read and written; on a plain step roots are read only, and
     the statistics of a rule that has them rest.
@@ -142,7 +142,7 @@ def _compiled(program: target.Program) -> dict:
 
 
 def main() -> None:
-    """Compiles all and writes the JSON."""
+    """Compiles everything and writes the JSON."""
     if why := target.why_not():
         sys.exit(f"Skipped. {why}")
     devices = results.sized(tuple(target.DEVICES), ("A100",))

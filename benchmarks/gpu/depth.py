@@ -1,8 +1,9 @@
-"""Does Jorge's update take ever longer to compile than AdamW's, with more layers?
+"""Measures how compile time for a GPU grows with the number of layers.
 
-Question: compile time for an A100 of the update of 10 to 1000 equal layers of 64 x 64.
-Method: XLA's GPU compiler without a GPU, as in gpu_compile.py; SGD, AdamW and Jorge in
-turn, two rounds (of 1000 layers one).
+Question: with 10 to 1000 equal layers of 64 x 64, how long does the update take to
+compile for an A100, compared with AdamW?
+Method: XLA's GPU compiler without a GPU, as in compile.py; SGD, AdamW and Jorge in
+turn, two rounds (one round for 1000 layers).
 Answer: docs/results.md, from benchmarks/results/gpu_depth.json.
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.depth
@@ -22,7 +23,7 @@ SIDE, DEVICE = 64, "A100"
 
 
 def compile_seconds(name: str, depth: int) -> float:
-    """Of the update, once."""
+    """Compiles the update once; returns the seconds."""
     optimizer = updates.optimizers()[name]
     layer = jax.ShapeDtypeStruct((SIDE, SIDE), "float32")
     params = {f"layer{i}": layer for i in range(depth)}
@@ -32,7 +33,7 @@ def compile_seconds(name: str, depth: int) -> float:
 
 
 def main() -> None:
-    """Compiles all and writes the JSON."""
+    """Compiles everything and writes the JSON."""
     if why := target.why_not():
         sys.exit(f"Skipped. {why}")
     rows = []

@@ -1,4 +1,4 @@
-"""Reads compiled programs: what they launch, move and copy, and what is in CUDA graphs.
+"""Reads compiled programs: what they launch, move and copy, and their CUDA graphs.
 
 The program is XLA's text of a scheduled, optimized module; thunks are its dump of what
 the host calls, one for each operation of the program, in the same order.
@@ -54,7 +54,7 @@ class Module:
     """A program by computations; `entry` and the branches of its conditionals run."""
 
     def __init__(self, text: str):
-        """Takes what ``compiled.as_text()`` gives."""
+        """Parses the result of ``compiled.as_text()``."""
         self.computations: dict[str, dict[str, Instruction]] = {}
         name = None
         for line in text.splitlines():
@@ -79,7 +79,7 @@ class Module:
         return [i for i in self.computations[name].values() if i.kind]
 
     def fused(self, one: Instruction) -> list[Instruction]:
-        """What a kernel was fused from."""
+        """Instructions that a kernel was fused from."""
         called = re.search(r"calls=%?([\w.\-]+)", one.line)
         return list(self.computations[called[1]].values()) if called else []
 
@@ -170,12 +170,12 @@ def size_of(shape: str) -> int:
 
 
 def count(text: str) -> dict[str, collections.Counter]:
-    """Operations by computation: the entry, and the branches of conditionals."""
+    """Counts operations of the entry and of the branches of conditionals."""
     return Module(text).count()
 
 
 def plain_and_refresh(text: str) -> tuple[dict, dict | None]:
-    """What a step launches that keeps the roots, and one that refreshes them."""
+    """Counts what a plain step launches, and what a refresh step launches."""
     entry, *branches = count(text).values()
     # The branch that keeps the roots has fewest operations.
     branches.sort(key=lambda branch: sum(branch[kind] for kind in KINDS))
@@ -195,7 +195,7 @@ def _row(*parts: collections.Counter) -> dict:
 
 
 def graphs(thunks: str) -> list[tuple[str, int | None]]:
-    """Kind of each operation of the entry, and the number of its CUDA graph if any."""
+    """Returns the kind of each operation, and the number of its CUDA graph, if any."""
     found, number, parent = [], -1, ""
     for line in thunks.splitlines():
         thunk = re.match(r"( *)\d+: (k\w+)", line)
@@ -214,7 +214,7 @@ def graphs(thunks: str) -> list[tuple[str, int | None]]:
 
 
 def graph_counts(thunks: str) -> dict:
-    """The number of CUDA graphs, and what is outside of all."""
+    """Counts CUDA graphs, and the operations outside of them."""
     found = graphs(thunks)
     outside = collections.Counter(kind for kind, graph in found if graph is None)
     return {
@@ -228,7 +228,7 @@ def _is_optimizers(one: Instruction) -> bool:
 
 
 def optimizers_part(program_text: str, thunks: str) -> dict:
-    """Where the optimizer's operations of a whole training step are.
+    """Counts the optimizer's operations in a training step, and where they are.
 
     They are those of the scope "optimizer", and kernels into which such a one is fused.
     """

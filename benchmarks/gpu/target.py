@@ -1,4 +1,4 @@
-"""GPUs that are not there: compiling for them, and the least time that they allow."""
+"""Compiles for GPUs without having one, and bounds the time of a program from below."""
 
 import glob
 import tempfile
@@ -72,9 +72,9 @@ class Program(NamedTuple):
 
     Attributes:
       text: the optimized program, in the order in which it is run.
-      thunks: what the host calls, and which of that is in CUDA graphs.
-      temporary_bytes: memory that it needs beside its arguments and results.
-      seconds: that compiling took, once.
+      thunks: calls of the host, and which of them are in CUDA graphs.
+      temporary_bytes: memory needed in addition to arguments and results.
+      seconds: time of one compilation.
     """
 
     text: str
@@ -84,7 +84,7 @@ class Program(NamedTuple):
 
 
 def compile_for(device: str, function: Any, structs: Any, donate: Any) -> Program:
-    """Compiles a function of arguments like these; those with numbers are donated."""
+    """Compiles a function for arguments of these shapes; `donate` has positions."""
     devices = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
@@ -112,7 +112,7 @@ def compile_for(device: str, function: Any, structs: Any, donate: Any) -> Progra
 
 
 def why_not() -> str | None:
-    """Why nothing can be compiled for a GPU here; None if it can."""
+    """Says why compiling for a GPU is impossible here; None if it is possible."""
     try:
         compile_for("A100", lambda x: x + 1, (jax.ShapeDtypeStruct((8,), "f4"),), ())
     except (NotImplementedError, RuntimeError) as error:

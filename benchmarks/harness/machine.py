@@ -1,25 +1,28 @@
-"""What makes timings repeat on a machine that others use, too."""
+"""Makes timings repeatable on a machine that others use, too."""
 
 import ctypes
 import os
 import sys
 
-# Of mallopt, in glibc's malloc.h.
+# Options of mallopt, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 
 def steady() -> None:
-    """For a study's `__main__` block: may start the whole process anew."""
+    """Prepares the process of a study; call it first in the `__main__` block.
+
+    On a machine with several cores it restarts the process on one of them.
+    """
     if take_one_core():
-        # LAPACK's threads, as many as there were cores, came with the imports.
+        # The imports have already started one LAPACK thread for each core.
         os.execv(sys.executable, sys.orig_argv)
     keep_memory()
 
 
 def take_one_core() -> bool:
-    """Whether there were several: children, and what is executed next, inherit it.
+    """Restricts the process and its children to one core; returns whether it had more.
 
-    On several, XLA's CPU runtime was seen to hang in exact Shampoo's eigh.
+    With several cores, XLA's CPU runtime was seen to hang in exact Shampoo's eigh.
     """
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1:
         return False
@@ -28,11 +31,12 @@ def take_one_core() -> bool:
 
 
 def keep_memory() -> bool:
-    """Lets freed memory stay with the process; whether that could be done.
+    """Keeps freed memory in the process; returns whether that is possible.
 
-    XLA's CPU runtime allocates its temporaries anew for each call. By default glibc
-    maps fresh pages for arrays this large, and the kernel clears each when it is
-    touched: half of the time of an update, and not the optimizer's. GPUs have a pool.
+    XLA's CPU runtime allocates its temporaries in each call. By default glibc maps
+    fresh pages for arrays this large, and the kernel clears each page when it is first
+    touched: half of the time of an update, and no fault of the optimizer. GPUs use a
+    memory pool instead.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,21 +1,21 @@
-"""Learning rates of the ladder 0.1, 0.2, 0.5, 1, ..., and the search among them."""
+"""Searches the best learning rate on the ladder 0.1, 0.2, 0.5, 1, 2, 5, ..."""
 
 import math
 from collections.abc import Callable
 
 
 def rate_of(rung: int) -> float:
-    """The learning rate of a rung; rung 0 is 1."""
+    """Returns the learning rate of a rung; rung 0 is 1."""
     return float(f"{(1, 2, 5)[rung % 3]}e{rung // 3}")
 
 
 def rung_of(rate: float) -> int:
-    """The rung of a learning rate."""
+    """Returns the rung of a learning rate."""
     return round(3 * math.log10(rate))
 
 
 def around(middle: float, beside: int) -> set[int]:
-    """The rung of a rate and so many on either side."""
+    """Returns the rung of a rate and some rungs on either side."""
     rung = rung_of(middle)
     return set(range(rung - beside, rung + beside + 1))
 
@@ -28,7 +28,7 @@ def search(
     beyond: int = 1,
     widen: bool = True,
 ) -> None:
-    """Until no best rate is at an edge and all families have tried equally many.
+    """Adds rates until no best one is at an edge and all families tried equally many.
 
     Args:
       tried: rungs to begin with, by family; grows.

@@ -1,7 +1,7 @@
-"""Results of benchmarks: JSON with provenance, under benchmarks/results/.
+"""Reads and writes results: JSON with provenance in benchmarks/results.
 
 If the environment variable BENCH_SMOKE names a folder, all studies run at the smallest
-size that exercises their code and write there: see run_all.py.
+size that exercises their code, and write to that folder: see run_all.py.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ FOLDER = pathlib.Path(SMOKE or BENCHMARKS / "results")
 
 
 def sized(full: Any, smoke: Any) -> Any:
-    """The first, or in a smoke run the second."""
+    """Returns the first value, or in a smoke run the second."""
     return smoke if SMOKE else full
 
 
 def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Path:
-    """Writes rows and where they come from; returns the file.
+    """Writes rows with their provenance; returns the path of the file.
 
-    The seeds that rows name are among the facts, unless they are given. Each row has
-    the commit it was measured at: those that :func:`rows` gave keep theirs.
+    The provenance lists the seeds of the rows, unless the facts do. Each row has the
+    commit at which it was measured: rows from :func:`rows` keep theirs.
     """
     seeds = sorted({row["seed"] for row in rows if "seed" in row})
     rows = [{**row, "commit": row.get("commit", COMMIT)} for row in rows]
@@ -59,12 +59,12 @@ def write(name: str, rows: list[dict[str, Any]], **facts: object) -> pathlib.Pat
 
 
 def read(name: str) -> dict:
-    """What :func:`write` wrote."""
+    """Reads a file that :func:`write` wrote."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows written so far, with their commits: none, if there is no such file."""
+    """Returns the rows written so far, with their commits; none without a file."""
     try:
         data = read(name)
     except FileNotFoundError:
@@ -75,14 +75,14 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def lock() -> Iterator[None]:
-    """Held by one process at a time: others may run other parts of the same study."""
+    """Lets one process write at a time; others may run parts of the same study."""
     with open(__file__) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _commit() -> str:
-    """The commit; "-dirty" after it where files differ from it, results aside."""
+    """Returns the commit, with "-dirty" if files other than results differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
@@ -98,9 +98,9 @@ def _commit() -> str:
 def _module_name() -> str:
     spec = sys.modules["__main__"].__spec__
     name = spec.name if spec else pathlib.Path(sys.argv[0]).stem
-    # Where things lay on that machine is nobody's concern.
+    # Folders of the machine do not belong into the results.
     plain = (pathlib.Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])
     return " ".join([name, *plain])
 
 
-COMMIT = _commit()  # now: files may change while a study runs
+COMMIT = _commit()  # read at once: files may change while a study runs

@@ -1,11 +1,11 @@
-"""How far is the paper's refresh from the exact root of the statistic it tracks?
+"""Measures how far the paper's refresh is from the exact root of its statistic.
 
 Question: after many refreshes with dynamic beta2, how far is Jorge's root from the
 exact inverse fourth root (by eigh) of the statistic with the same sequence of beta2?
-Method: float64, gradients drawn anew each time, G = A Z with Z standard normal. In
-the commuting case Z and A are diagonal, so that all matrices commute; in the other A
-is a fixed matrix of condition 10. The norm of the difference over that of the exact
-root, mean over five seeds.
+Method: float64, independent gradients G = A Z with Z standard normal. In the commuting
+case Z and A are diagonal, so that all matrices commute; in the other A is a fixed
+matrix of condition 10. The norm of the difference over that of the exact root, mean
+over five seeds.
 Answer: docs/algorithm.md, from benchmarks/results/refresh_bias.json.
 
     python -m benchmarks.numerics.refresh_bias
@@ -47,7 +47,7 @@ def bias_after(refreshes: int, side: int, commuting: bool, seed: int) -> float:
 
 
 def main() -> None:
-    """Measures all and writes the JSON."""
+    """Measures everything and writes the JSON."""
     jax.config.update("jax_enable_x64", True)
     rows = []
     for commuting in (True, False):

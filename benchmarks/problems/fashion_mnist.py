@@ -1,4 +1,4 @@
-"""Fashion-MNIST from Debian's package dataset-fashion-mnist, and a small MLP on it."""
+"""Loads Fashion-MNIST and trains a small MLP on it."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def load(split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def init_mlp(seed: int, widths=(784, 512, 512, 10)) -> dict:
-    """He-normal weights, zero biases."""
+    """Returns He-normal weights and zero biases."""
     keys = jax.random.split(jax.random.key(seed), len(widths) - 1)
     return {
         f"layer{i}": {
@@ -37,7 +37,7 @@ def loss(params: dict, images: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def train(optimizer, seed: int, steps: int, batch_size: int = 256) -> np.ndarray:
-    """Training loss at each step."""
+    """Trains; returns the training loss at each step."""
     images, labels = (jnp.asarray(array) for array in load("train"))
     params = init_mlp(seed)
 

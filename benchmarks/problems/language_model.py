@@ -25,7 +25,7 @@ def text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def init(seed: int) -> dict:
-    """Parameters."""
+    """Returns initial parameters."""
     keys = iter(jax.random.split(jax.random.key(seed), 64))
 
     def normal(*shape, fan_in):
@@ -77,7 +77,7 @@ def _normalise(x: jax.Array) -> jax.Array:
 
 
 def train(optimizer, seed: int, steps: int, every: int = 20):
-    """Validation loss every some steps: list of (step, loss)."""
+    """Trains; returns pairs of step and validation loss."""
     training, validation = text()
     rng = np.random.default_rng(seed)
     held_out = _batch(validation, np.random.default_rng(1234), 64)

@@ -1,4 +1,4 @@
-"""Tables about cost: whole training steps, updates alone, memory, and the summary."""
+"""Makes the tables of training steps, updates, memory, and the summary."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ NAMES = {
     "muon": "Muon",
     "psgd": "PSGD-Kron",
 }
-PSGD_SHARE = 0.03  # of PSGD-Kron's steps refresh, once it has begun
+PSGD_SHARE = 0.03  # share of PSGD-Kron's steps that refresh, in the long run
 INTERVALS = {  # the paper's, and 50
     "resnet50": (2, 50),
     "deeplabv3_resnet50": (4, 50),
@@ -30,7 +30,7 @@ INTERVALS = {  # the paper's, and 50
 
 
 def steps() -> Table:
-    """Whole training steps; models and optimizers down."""
+    """Whole training steps; rows: models and optimizers."""
     alone = {own["sgd"]["model"]: own for own in _parts(batch=False)}
     table = []
     for own in _parts(batch=True):
@@ -57,13 +57,13 @@ def steps() -> Table:
 
 
 def _by_parts(sgd: Row, update: dict[str, Row], name: str, interval: int) -> float:
-    """A step over SGD's, from SGD's step and what both take for the update alone."""
+    """Ratio of a step to SGD's, from SGD's step and the updates alone of both."""
     more = _amortised(update[name], interval) - _plain(update["sgd"])
     return 1 + more / _plain(sgd)
 
 
 def updates() -> Table:
-    """The update alone; models and optimizers down."""
+    """The update alone; rows: models and optimizers."""
     table = []
     for own in _parts(batch=False):
         adamw, jorge = own["adamw"], own["jorge"]
@@ -140,7 +140,7 @@ def _decompositions(gpu: Row | None) -> str:
 
 
 def memory() -> Table:
-    """Bytes of state over AdamW's; option sets down, models across."""
+    """Bytes of state over AdamW's; rows: sets of options; columns: models."""
     rows = [r for r in results.read("memory_study")["rows"] if r["kind"] == "bytes"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     table = []
@@ -157,7 +157,7 @@ def memory() -> Table:
 
 
 def memory_runs() -> Table:
-    """What the option sets cost in quality; option sets down, problems across."""
+    """Quality at the end; rows: sets of options; columns: problems."""
     rows = [r for r in results.read("memory_study")["rows"] if r["kind"] == "run"]
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     table = []
@@ -220,10 +220,9 @@ def summary() -> Table:
 
 
 def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
-    """The target of the language model, and by variant where each seed crosses it.
+    """Returns the target of the language model, and the runs by variant.
 
-    Of each seed: the step at which its loss is first at the target, or None, and its
-    loss at the end.
+    Of each seed: the first step with a loss at the target, or None, and the final loss.
     """
     runs: dict[str, list[Row]] = {}
     for row in results.read("adamw_study")["rows"]:
@@ -320,7 +319,7 @@ def _median_seconds(seconds: list[float] | None) -> str:
 
 
 def _parts(*, batch: bool) -> list[dict[str, Row]]:
-    """Whole steps, or updates alone: for each part, its rows by optimizer."""
+    """Returns whole steps or updates alone: for each part, its rows by optimizer."""
     parts: dict[str, dict[str, Row]] = {}
     for row in results.read("step_cost")["rows"]:
         if bool(row["batch"]) == batch:
@@ -362,7 +361,7 @@ def _compilations(row: Row) -> list[float]:
 
 
 def _compile_over(row: Row, other: Row) -> float:
-    """The median of the ratios of compilations that were made in turn."""
+    """Median of the ratios of compilations that ran in turn."""
     pairs = zip(_compilations(row), _compilations(other), strict=False)
     return float(np.median([ours / theirs for ours, theirs in pairs]))
 

@@ -1,4 +1,4 @@
-"""Tables of what was compiled for GPUs: see gpu_compile.py."""
+"""Makes the tables of what was compiled for GPUs, from benchmarks/gpu/compile.py."""
 
 from collections.abc import Iterable
 
@@ -68,7 +68,7 @@ def gpu_steps() -> Table:
 
 
 def gpu_bounds() -> Table:
-    """Operations, bytes, and the least time that they allow."""
+    """Operations, bytes, and the lower bound of the time."""
     table = []
     for file, part in (("gpu_compile", "update"), ("gpu_steps", "whole step")):
         rows = {tuple(_names(row)): row for row in results.read(file)["rows"]}
@@ -111,7 +111,7 @@ def gpu_bounds() -> Table:
 
 
 def gpu_shares() -> Table:
-    """What the optimizer adds to a step, if roots are refreshed at every 50th."""
+    """Share of the optimizer in a step, with a refresh at every 50th."""
     data = results.read("gpu_steps")
     interval = data["provenance"]["update_interval"]
     table = []
@@ -148,7 +148,7 @@ def gpu_shares() -> Table:
 
 
 def gpu_aims() -> Table:
-    """What was aimed at for Jorge, by both rules, and what was found."""
+    """Aims for Jorge with either rule, and what was found."""
     updates, steps = (
         [row for row in results.read(name)["rows"] if row["optimizer"] in RULES]
         for name in ("gpu_compile", "gpu_steps")

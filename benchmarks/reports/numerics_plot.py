@@ -1,6 +1,6 @@
-"""The laboratory's figures: what they show, from its JSON alone, and how.
+"""Draws the figures of benchmarks/numerics, from the committed JSON alone.
 
-A name in ``_data`` gives numbers, lists and dicts; one in ``_figure`` draws them.
+A function ``*_data`` returns numbers, lists and dicts; ``*_figure`` draws them.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Makes the tables and plots of README and docs from the committed JSON.
 
-Tables stand between ``<!-- table:NAME -->`` and ``<!-- end -->``; plots are those of
+A table is between ``<!-- table:NAME -->`` and ``<!-- end -->``; the plots are those of
 plots.py that a page shows.
 
     python -m benchmarks.reports           # writes them
@@ -27,13 +27,13 @@ SLOT = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Formats a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def refresh_bias() -> str:
-    """Sides across, commuting or not down."""
+    """Rows: commuting or not; columns: sides."""
     rows = [r for r in results.read("refresh_bias")["rows"] if r["refreshes"] == 1000]
     sides = sorted({row["side"] for row in rows})
     table = []
@@ -55,7 +55,7 @@ def _seeds(values: list[float], digits: int = 4) -> str:
 
 
 def tiles_study() -> str:
-    """Variants down."""
+    """Rows: variants."""
     rows = results.read("tiles_study")["rows"]
     return markdown(
         ["", "training loss after 400 steps, mean (seeds)"],
@@ -64,7 +64,7 @@ def tiles_study() -> str:
 
 
 def interval_study() -> str:
-    """Variants down."""
+    """Rows: variants."""
     rows = results.read("interval_study")["rows"]
     return markdown(
         ["interval", "refreshes", "mean loss of 600 steps (seeds)", "of the last 50"],
@@ -81,7 +81,7 @@ def interval_study() -> str:
 
 
 def adamw_study() -> str:
-    """Variants down."""
+    """Rows: variants."""
     target, runs = costs.language_model()
     table = []
     for variant, rows in runs.items():
@@ -152,7 +152,7 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """The text with all its tables made anew."""
+    """Returns the text with all its tables updated."""
     return SLOT.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
 
 

@@ -1,8 +1,8 @@
-"""The plots of docs/images: which data each shows, and whether they are still these.
+"""Draws the plots of docs/images, and checks whether they show the current data.
 
-Beside the images, plots.json keeps a digest of the data that each was drawn from. Only
-plots that a page shows are drawn and checked. To draw one again though its data are the
-same, delete it first. demo.png is not made from results: ``make demo`` writes it.
+Next to the images, plots.json keeps a digest of the data that each was drawn from. Only
+plots that a page shows are drawn and checked. To draw one again although its data are
+the same, delete it first. demo.png is not made from results: ``make demo`` writes it.
 """
 
 import functools
@@ -22,7 +22,7 @@ DIGESTS = "plots.json"
 
 
 class Plot(NamedTuple):
-    """Data, from the committed JSON alone, and how to draw them into a file."""
+    """The data of a plot, from the committed JSON alone, and how to draw them."""
 
     data: Callable[[], Any]
     draw: Callable[[Any, pathlib.Path], None]
@@ -58,14 +58,14 @@ PLOTS = {
 
 
 def digest(data: Any) -> str:
-    """SHA-256 of the data as JSON, with six digits of each number."""
+    """Returns the SHA-256 of the data as JSON, with six digits of each number."""
     text = json.dumps(data, allow_nan=False)
     short = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     return hashlib.sha256(json.dumps(short, sort_keys=True).encode()).hexdigest()
 
 
 def stale(pages: str, folder: pathlib.Path = FOLDER) -> list[str]:
-    """Names of the plots shown in these texts that are missing or show other data."""
+    """Names the plots shown in these pages that are missing or show other data."""
     kept = _read(folder)
     shown = [name for name in PLOTS if f"images/{name}" in pages]
     return [
@@ -76,7 +76,7 @@ def stale(pages: str, folder: pathlib.Path = FOLDER) -> list[str]:
 
 
 def draw(name: str, folder: pathlib.Path = FOLDER) -> None:
-    """Draws one, and keeps the digest of its data."""
+    """Draws a plot, and saves the digest of its data."""
     data = PLOTS[name].data()
     PLOTS[name].draw(data, folder / name)
     digests = {**_read(folder), name: digest(data)}

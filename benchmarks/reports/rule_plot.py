@@ -1,4 +1,4 @@
-"""The README's picture of the two rules, from the committed JSON alone."""
+"""Draws the README's figure of the two rules, from the committed JSON alone."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from benchmarks.harness import results
 
 INTERVALS = (10, 50)
 RULES = {"paper": "#222222", "composite": "#c1272d"}
-LABELS = {"paper": 0.55, "composite": 0.98}  # where the names stand
+LABELS = {"paper": 0.55, "composite": 0.98}  # heights of the names
 CURVES = {
     "sgd": ("SGD", "#b8860b", "--"),
     "paper@{}/sgd-rate": ("Jorge, paper's rule", "#222222", "-"),
@@ -20,7 +20,7 @@ CURVES = {
 
 
 def data() -> dict[str, Any]:
-    """What the picture shows."""
+    """Returns the data of the figure."""
     return {
         "directions": {rule: _directions(rule) for rule in RULES},
         "training": {str(interval): _training(interval) for interval in INTERVALS},
@@ -63,7 +63,7 @@ def _training(interval: int) -> dict[str, Any]:
 
 
 def figure(data: dict[str, Any]) -> Figure:
-    """Draws it."""
+    """Draws the figure."""
     figure = Figure(figsize=(12, 3.9), layout="constrained")
     axes = figure.subplots(1, 3)
     _draw_directions(axes[0], data["directions"])

@@ -1,4 +1,4 @@
-"""Tables about the rules of refreshing: the laboratory, their cost, training."""
+"""Makes the tables of refresh rules: their numerics, cost and training."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ QUALITY_AFTER = (1, 5, 20, 100)
 
 
 def rule_cost() -> Table:
-    """Models down, intervals across."""
+    """Rows: models; columns: intervals."""
     rows = results.read("rule_cost")["rows"]
     intervals = list(rows[0]["ratios"])
     table = [
@@ -45,7 +45,7 @@ def mean_and_seeds(values: list[float | None], digits: int) -> str:
 
 
 def steps_to_target(row: dict[str, Any], facts: dict[str, Any]) -> int | None:
-    """Of a run of training_study, from its curve and the file's provenance."""
+    """Steps of a run of training.comparison to the target in the provenance."""
     return steps_to(
         facts["target"],
         row["curve"],
@@ -55,7 +55,7 @@ def steps_to_target(row: dict[str, Any], facts: dict[str, Any]) -> int | None:
 
 
 def training(problem: str) -> Table:
-    """Optimizers down."""
+    """Rows: optimizers."""
     data = results.read(f"training_{problem}")
     facts = data["provenance"]
     finals = [row for row in data["rows"] if row["stage"] == "final"]
@@ -96,7 +96,7 @@ def training(problem: str) -> Table:
 
 
 def rates(problem: str) -> Table:
-    """Families down, what each learning rate gave in tuning across."""
+    """Rows: families, with the tuning result of each learning rate."""
     data = results.read(f"training_{problem}")
     tuning = [row for row in data["rows"] if row["stage"] == "tune"]
     table = []
@@ -113,7 +113,7 @@ def rates(problem: str) -> Table:
 
 
 def ranges(problem: str) -> Table:
-    """Learning rates down, rules across: what three seeds came to."""
+    """Rows: learning rates; columns: rules, with the results of three seeds."""
     data = results.read(f"training_{problem}")
     runs = [row for row in data["rows"] if row["stage"] == "range"]
     names = list(dict.fromkeys(row["optimizer"] for row in runs))
@@ -132,7 +132,7 @@ def ranges(problem: str) -> Table:
 
 
 def lengths(problem: str) -> Table:
-    """Directions and lengths down."""
+    """Rows: directions and lengths."""
     rows = results.read(f"length_{problem}")["rows"]
     larger = problem != "autoencoder"
     table = []
@@ -153,7 +153,7 @@ def lengths(problem: str) -> Table:
 
 
 def start_study() -> Table:
-    """Rates and starts down; mean losses of the runs that did not diverge across."""
+    """Rows: rates and starts; columns: mean losses of runs that did not diverge."""
     table = []
     rows = results.read("start_study")["rows"]
     for row in sorted(rows, key=lambda row: row["learning_rate"]):
@@ -187,7 +187,7 @@ def _recorded() -> list[dict[str, Any]]:
 
 
 def quality() -> Table:
-    """Rules down, refreshes across: cosine to exact Shampoo's direction."""
+    """Cosine to exact Shampoo's direction; rows: rules; columns: refreshes."""
     rows = _recorded()
     table = []
     for rule in RULES:
@@ -203,7 +203,7 @@ def quality() -> Table:
 
 
 def numerics_cosine() -> Table:
-    """Recorded layers down, rules across: cosine after 5 and after 100 refreshes."""
+    """Cosine after 5 and 100 refreshes; rows: recorded layers; columns: rules."""
     rows = _recorded()
     table = []
     for stream in dict.fromkeys(row["stream"] for row in rows):
@@ -219,7 +219,7 @@ def numerics_cosine() -> Table:
 
 
 def numerics_arithmetic() -> Table:
-    """Rules and arithmetics down: the worst over all streams."""
+    """Worst values of all streams; rows: rules and arithmetics."""
     rows = results.read("numerics_accuracy")["rows"]
     table = []
     for rule in (
@@ -260,7 +260,7 @@ def numerics_arithmetic() -> Table:
 
 
 def numerics_endurance() -> Table:
-    """Rules down: the worst of all streams over 100,000 refreshes."""
+    """Worst values of all streams over 100,000 refreshes; rows: rules."""
     rows = results.read("numerics_endurance")["rows"]
     table = []
     for rule in dict.fromkeys(row["rule"] for row in rows):

@@ -1,4 +1,4 @@
-"""Tables of scaling_study.py, from the committed JSON alone; scaling_plot.py draws."""
+"""Makes the tables of benchmarks/cost/scaling.py; scaling_plot.py draws the figure."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ TITLES = {"sgd": "SGD", "adamw": "AdamW", "jorge": "Jorge"}
 
 
 def cases(axis: str) -> dict[int, dict[str, Any]]:
-    """By value, in order, the row of each optimizer."""
+    """Returns the rows by value, in order, and optimizer."""
     rows = [row for row in results.read("scaling_study")["rows"] if row["axis"] == axis]
     return {
         value: {row["optimizer"]: row for row in rows if row["value"] == value}
@@ -21,12 +21,12 @@ def cases(axis: str) -> dict[int, dict[str, Any]]:
 
 
 def amortised(plain: float, refresh: float, interval: float) -> float:
-    """The mean over steps of which one in an interval takes refresh more than plain."""
+    """Mean over an interval in which one step costs `refresh` more than the others."""
     return plain + refresh / interval
 
 
 def excess(row: dict[str, Any]) -> float:
-    """Seconds that a refresh step takes more than a plain one."""
+    """Additional seconds of a refresh step."""
     return _seconds(row, "refresh") - _seconds(row, "plain")
 
 
@@ -59,7 +59,7 @@ def _mega(value: float) -> str:
 
 
 def scaling_width() -> Table:
-    """Widths down."""
+    """Rows: widths."""
     table = []
     for width, rows in cases("width").items():
         own, adamw = rows["jorge"], rows["adamw"]
@@ -94,7 +94,7 @@ def scaling_width() -> Table:
 
 
 def scaling_depth() -> Table:
-    """Numbers of layers down."""
+    """Rows: numbers of layers."""
     table = []
     found = cases("depth")
     first = next(iter(found.values()))["jorge"]["compile_over_adamw"]["median"]
@@ -128,7 +128,7 @@ def scaling_depth() -> Table:
 
 
 def scaling_tile() -> Table:
-    """Tile sizes down."""
+    """Rows: tile sizes."""
     table = []
     for tile, rows in cases("tile").items():
         own = rows["jorge"]
@@ -169,7 +169,7 @@ def default_tile() -> dict[str, Any]:
 
 
 def scaling_interval() -> Table:
-    """Intervals down; ResNet-50 at the default tile size."""
+    """Rows: intervals; ResNet-50 at the default tile size."""
     rows = default_tile()
     own, adamw = rows["jorge"], _seconds(rows["adamw"], "plain")
     flops = own["matmul_flops"]
@@ -199,7 +199,7 @@ def scaling_interval() -> Table:
 
 
 def gpu_depth() -> Table:
-    """Compile time for an A100; layers down."""
+    """Compile time for an A100; rows: numbers of layers."""
     table = []
     for row in results.read("gpu_depth")["rows"]:
         seconds = row["compile_seconds"]

@@ -1,7 +1,7 @@
-"""The picture of scaling_study.py, from the committed JSON alone.
+"""Draws the figure of benchmarks/cost/scaling.py, from the committed JSON alone.
 
-What grows across, what it costs down: time of an update, operations, bytes, and time
-to compile; points are measured or counted, dashed lines are formulas.
+Columns are what grows; rows are time of an update, operations, bytes and time to
+compile. Points are measured or counted, dashed lines are formulas.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ Series = dict[str, Any]  # by label: points (with smallest and largest) and a li
 
 
 def data() -> dict[str, Any]:
-    """What each panel shows: by label, x, points and the formula's line."""
+    """Returns the data of each panel: by label, x, points and the formula's line."""
     grown = {axis: _column(cases(axis)) for axis in ("width", "depth", "tile")}
     return {**grown, "interval": _intervals(default_tile())}
 

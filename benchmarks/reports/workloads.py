@@ -1,4 +1,4 @@
-"""Tables about the examples' workloads, and their plots."""
+"""Makes the tables and plots of the examples' workloads."""
 
 import pathlib
 from typing import Any
@@ -17,7 +17,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def workload(name: str) -> Table:
-    """Optimizers down; steps and seconds to the target, each seed listed."""
+    """Steps and seconds to the target, by seed; rows: optimizers."""
     comparison, data = read(name)
     metric, target, runs = comparison
     steps = {
@@ -82,7 +82,7 @@ def short(name: str) -> Table:
 
 
 def tuning(name: str) -> Table:
-    """What each learning rate gave on the tuning seed."""
+    """Result of each learning rate on the tuning seed."""
     data = results.read(f"workload_{name}")
     table = []
     for optimizer in ("sgd", "adamw"):
@@ -96,7 +96,7 @@ def tuning(name: str) -> Table:
 
 
 def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
-    """The final runs of a workload, as the examples' own comparison."""
+    """Reads the final runs of a workload, as the comparison of the examples."""
     data = results.read(f"workload_{name}")
     metric = data["provenance"]["metric"]
     runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in ORDER}
@@ -116,12 +116,12 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
 
 
 def plot_data(name: str) -> dict[str, Any]:
-    """What a workload's plot shows."""
+    """Returns the data of a workload's plot."""
     return read(name)[0]._asdict()
 
 
 def plot(data: dict[str, Any], path: pathlib.Path) -> None:
-    """Draws it."""
+    """Draws the plot of a workload."""
     compare.plot(compare.Comparison(**data), path)
 
 

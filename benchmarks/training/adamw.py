@@ -1,4 +1,4 @@
-"""Jorge from a tuned AdamW in one shot: does it train a language model better?
+"""Compares single-shot Jorge with a tuned AdamW on a language model.
 
 Question: with the hyperparameters that from_adamw derives from a tuned AdamW, does
 Jorge reach AdamW's final validation loss sooner, and end lower?
@@ -12,7 +12,7 @@ Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.training.adamw
 
-Runs that the JSON holds are not run again: to have all anew, delete it.
+Runs that the JSON has are not repeated: delete it to measure all again.
 """
 
 import concurrent.futures
@@ -33,12 +33,12 @@ TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2), (0,))
 
 
 def schedule(rate: float) -> optax.Schedule:
-    """Warm-up, then cosine to a tenth."""
+    """Returns a schedule: warm-up, then a cosine to a tenth."""
     return optax.warmup_cosine_decay_schedule(0.0, rate, 50, STEPS, 0.1 * rate)
 
 
 def adamw(rate: float):
-    """The baseline."""
+    """Returns the baseline."""
     return optax.adamw(schedule(rate), b2=B2, weight_decay=DECAY)
 
 
@@ -48,11 +48,11 @@ VARIANTS = {
     "jorge, composite rule": {},
     "jorge, embeddings preconditioned": {"leave_out": ()},
 }
-OVERRIDES = {"jorge, composite rule": {"refresh": Composite()}}  # of what it derives
+OVERRIDES = {"jorge, composite rule": {"refresh": Composite()}}  # of derived options
 
 
 def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
-    """AdamW, or Jorge by from_adamw."""
+    """Returns AdamW, or Jorge by from_adamw."""
     if variant == "adamw":
         return adamw(rate)
     options = VARIANTS[variant]
@@ -61,7 +61,7 @@ def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
 
 
 def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:
-    """Validation losses of one variant, at a learning rate, with a seed."""
+    """Trains one variant; returns its validation losses."""
     variant, rate, seed = task
     curve = language_model.train(optimizer_of(variant, rate), seed, STEPS)
     print(variant, rate, seed, curve[-1], flush=True)
@@ -70,7 +70,7 @@ def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:
 
 @functools.cache
 def state_bytes(variant: str) -> int:
-    """What init would allocate."""
+    """Returns the bytes that init would allocate."""
     params = jax.eval_shape(lambda: language_model.init(0))
     return counts.tree_bytes(jax.eval_shape(optimizer_of(variant, 1e-3).init, params))
 

@@ -1,20 +1,20 @@
-"""Steps to a target: Jorge's two rules, exact Shampoo, SGD, AdamW, Muon, PSGD-Kron.
+"""Compares steps to a target of Jorge, exact Shampoo, SGD, AdamW, Muon and PSGD-Kron.
 
 Question: how many steps does each optimizer need to 0.99 of what tuned SGD reaches?
 Method: the problems of benchmarks/problems, each with a cosine schedule to 0, momentum
 0.9 and no weight decay for all. Each family is tuned on one seed, by the metric at the
-end of the run: five learning rates of the ladder 1, 2, 5, 10, ...; where the best is at
-an edge, two more beyond it, again and again; in the end all families have tried equally
-many. Jorge and Shampoo are tuned at interval 10 and keep that rate at all intervals;
-names that end in /sgd-rate take SGD's instead. Then five other seeds, the same batches
-and the same first parameters for all. The metric is taken at each 1% of a run. The
-target is 0.99 of the mean metric of SGD's seeds at the end (a loss: that over 0.99).
-Ratios of steps are paired by seed: geometric mean and 95% t-interval of the logarithms.
+end of the run: five learning rates of the ladder 1, 2, 5, 10, ...; while the best is at
+an edge, two more beyond it; in the end all families have tried equally many. Jorge and
+Shampoo are tuned at interval 10 and keep that rate at all intervals; names that end in
+/sgd-rate take SGD's instead. Then five other seeds, the same batches and the same first
+parameters for all. The metric is taken at each 1% of a run. The target is 0.99 of the
+mean metric of SGD's seeds at the end (a loss: that over 0.99). Ratios of steps are
+paired by seed: geometric mean and 95% t-interval of the logarithms.
 Answer: docs/results.md, from benchmarks/results/training_*.json.
 
     python -m benchmarks.training.comparison PROBLEM [--tune | --range | --final]
 
-Runs that are in the JSON are not run again. Without a stage it only prints.
+Runs that the JSON has are not repeated. Without a stage, it only prints.
 """
 
 import argparse
@@ -103,11 +103,11 @@ class Study:
         self.file = f"training_{problem.name}"
 
     def rows(self, stage: str) -> list[Row]:
-        """The runs of a stage."""
+        """Returns the runs of a stage."""
         return [row for row in self._read() if row["stage"] == stage]
 
     def run(self, stage: str, name: str, rate: float, seed: int) -> None:
-        """One run, or nothing if it is there."""
+        """Trains once, unless the JSON has the run."""
         rows = self._read()
         row = dict(optimizer=name, stage=stage, learning_rate=rate, seed=seed)
         if any(row.items() <= old.items() for old in rows):
@@ -126,20 +126,20 @@ class Study:
             self._write([*self._read(), {**row, "final": curve[-1], "curve": curve}])
 
     def best(self, family: str) -> float:
-        """The learning rate whose run ended best."""
+        """Returns the learning rate with the best end."""
         runs = [r for r in self.rows("tune") if r["optimizer"] == TUNED[family]]
         if not runs:
             raise ValueError(f"{family} is not tuned yet: run --tune first.")
         return min(runs, key=self.badness)["learning_rate"]
 
     def badness(self, row: Row) -> float:
-        """Of the end of a run, to be minimised."""
+        """Rates the end of a run; smaller is better."""
         if row["final"] is None:
             return math.inf
         return -row["final"] if self.problem.larger_is_better else row["final"]
 
     def tune(self, families: list[str]) -> None:
-        """Until no best rate is at an edge and all have tried equally many."""
+        """Tunes until no best rate is at an edge and all tried equally many."""
         rates.search(
             {family: self._first_rungs(family) for family in families},
             lambda family, rate: self.run("tune", TUNED[family], rate, TUNING_SEED),
@@ -149,7 +149,7 @@ class Study:
         )
 
     def final(self, names: list[str]) -> None:
-        """Seed by seed, so that an interrupted study is balanced."""
+        """Runs seed by seed, so that an interrupted study is balanced."""
         for seed in SEEDS:
             for name in names:
                 family = name.partition("@")[0]
@@ -157,7 +157,7 @@ class Study:
                 self.run("final", name, rate, seed)
 
     def range(self, families: list[str]) -> None:
-        """Three seeds at all rates that Shampoo has tried: who trains where?"""
+        """Runs three seeds at all learning rates that Shampoo has tried."""
         tried = (r for r in self.rows("tune") if r["optimizer"] == TUNED["shampoo"])
         for rate in sorted({row["learning_rate"] for row in tried}):
             for seed in SEEDS[:3]:
@@ -165,7 +165,7 @@ class Study:
                     self.run("range", f"{family}@10", rate, seed)
 
     def target(self, rows: list[Row]) -> float | None:
-        """From SGD's runs, once all are there."""
+        """Returns the target, from SGD's runs once all are done."""
         sgd = {"stage": "final", "optimizer": "sgd"}
         finals = [row["final"] for row in rows if sgd.items() <= row.items()]
         if len(finals) < len(SEEDS):
@@ -174,7 +174,7 @@ class Study:
         return 0.99 * mean if self.problem.larger_is_better else mean / 0.99
 
     def steps_to(self, target: float, name: str) -> dict[int, int | None]:
-        """Seed to the first step evaluated at or beyond the target."""
+        """Returns, by seed, the first evaluated step at or beyond the target."""
         return {
             row["seed"]: steps_to(
                 target,
@@ -187,7 +187,7 @@ class Study:
         }
 
     def summary(self) -> None:
-        """Prints what there is."""
+        """Prints the results so far."""
         print(f"\n{self.problem.name}, {self.problem.metric} by learning rate:")
         for family, name in TUNED.items():
             runs = [r for r in self.rows("tune") if r["optimizer"] == name]
@@ -235,7 +235,7 @@ class Study:
 
 
 def main() -> None:
-    """Tunes or runs, and prints the summary."""
+    """Runs a stage, and prints the summary."""
     parser = argparse.ArgumentParser()
     parser.add_argument("problem", choices=PROBLEMS)
     stage = parser.add_mutually_exclusive_group()

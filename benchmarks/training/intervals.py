@@ -1,4 +1,4 @@
-"""Refresh often early and rarely later: what does that buy at equal cost?
+"""Compares growing refresh intervals with constant ones at equal cost.
 
 Question: at the same number of refreshes in a run, is growing_interval better than a
 constant interval?
@@ -6,7 +6,7 @@ Method: the MLP of benchmarks.training.tiles on Fashion-MNIST, 600 steps, batch 
 learning rate 0.1, momentum 0.9, no decay. For each constant interval k, the growing one
 up to 4 k with as many refreshes at each stage as keep the total at or below the
 constant one's. Mean training loss over all steps and over the last 50; three seeds.
-Answer: docs/results.md, from benchmarks/results/interval_study.json.
+Answer: docs/from_sgd.md, from benchmarks/results/interval_study.json.
 
     python -m benchmarks.training.intervals
 """
@@ -28,7 +28,7 @@ def refreshes(interval) -> int:
 
 
 def growing_of_equal_cost(constant: int):
-    """The growing interval with at most as many refreshes as the constant one."""
+    """Returns the growing interval with at most the refreshes of a constant one."""
     best = None
     for per_stage in range(1, 100):
         candidate = growing_interval(4 * constant, refreshes=per_stage)
@@ -39,7 +39,7 @@ def growing_of_equal_cost(constant: int):
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Runs everything and writes the JSON."""
     rows = []
     for constant in CONSTANTS:
         growing = growing_of_equal_cost(constant)

@@ -1,7 +1,8 @@
-"""How much of Muon's lead is the direction of its steps, and how much their length?
+"""Separates the effects of the direction of a step and of its length.
 
-Question: Muon's step has a length that depends on the shape of a matrix alone, that of
-Jorge and Shampoo, with grafting, is SGD's. What does each direction do at each length?
+Question: the length of a step is given by the shape of the matrix for Muon, and by
+grafting from SGD for Jorge and Shampoo. How much of Muon's advantage is the direction
+of its steps, and how much their length?
 Method: the problems of benchmarks/problems, with a cosine schedule and momentum 0.9.
 The matrices that Muon takes get the direction of one optimizer and the length of
 another, by ``graft``; all other leaves get Adam at the rate at which AdamW did best on
@@ -123,14 +124,14 @@ def variant(
 
 
 def names() -> list[str]:
-    """All variants."""
+    """Returns all variants."""
     grafted = [f"{d}, {length}" for d in ("composite", "muon") for length in LENGTHS]
     shampoo = ["shampoo, sgd", "shampoo, shape"]
     return [*grafted, *shampoo, "jorge, sgd", "jorge, adam"]
 
 
 def main() -> None:
-    """Tunes and runs all that the JSON does not hold."""
+    """Tunes and runs all that the JSON lacks."""
     problem = PROBLEMS[sys.argv[1]]()
     file = f"length_{problem.name}"
     study = Study(problem)

@@ -1,7 +1,8 @@
-"""How large a multiple of the identity should the statistics start with?
+"""Measures which multiple of the identity the statistics should start with.
 
-Question: with nothing but the first gradient's gram, do the first steps go astray? Does
-`start`, a share of the identity, help, and what does it cost later?
+Question: if the statistics start with the Gram matrix of the first gradient alone, are
+the first steps worse? Does `start`, a share of the identity, help, and what does it
+cost later?
 Method: the MLP of benchmarks/problems, a refresh every 10 steps, a constant learning
 rate (SGD's tuned one and twice that), 200 steps, five seeds. Mean training loss of
 steps 30 to 60 and of the last 50.
@@ -27,7 +28,7 @@ EARLY = results.sized(slice(30, 60), slice(2))
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Runs everything and writes the JSON."""
     problem = PROBLEMS["mlp"]()
     rows = []
     for start in STARTS:

@@ -1,7 +1,8 @@
-"""Tile size, and one grafted norm a tile or a leaf: what do they do to training?
+"""Measures how tile size and grafting by tile or by leaf affect training.
 
 Question: does cutting a layer into smaller tiles cost quality? Is it better to graft
-SGD's norm tile by tile (what jorge does) or leaf by leaf? And the interval, and eps?
+SGD's norm tile by tile (as jorge does) or leaf by leaf? What do the interval and eps
+change?
 Method: an MLP 784-512-512-10 on Fashion-MNIST, batch 256, learning rate 0.1, momentum
 0.9, no decay, constant rate, 400 steps; mean training loss of the last 50 steps; three
 seeds, the same for all.
@@ -24,7 +25,7 @@ INTERVALS = results.sized((2, 5, 20, 50), (2,))
 
 
 def by_leaf(max_dim: int, **options):
-    """Jorge with one grafted norm a leaf, from optax's pieces."""
+    """Returns Jorge with one grafted norm for each leaf, composed of optax's parts."""
     direction = optax.chain(
         scale_by_jorge(tiling=Tiling(max_dim), **options), optax.ema(0.9, debias=False)
     )
@@ -34,7 +35,7 @@ def by_leaf(max_dim: int, **options):
 
 
 def variants() -> dict:
-    """Name to optimizer."""
+    """Returns the optimizers by name."""
     variants = {"sgd": optax.sgd(0.1, 0.9)}
     for max_dim in TILES:
         tiling = Tiling(max_dim)
@@ -49,7 +50,7 @@ def variants() -> dict:
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Runs everything and writes the JSON."""
     rows = []
     for name, optimizer in variants().items():
         losses = [

@@ -1,4 +1,4 @@
-"""The examples' workloads: single-shot Jorge against SGD, AdamW and exact Shampoo.
+"""Compares single-shot Jorge with SGD, AdamW and exact Shampoo on the examples.
 
 Question: how many steps and seconds does each need to 0.99 of what tuned SGD reaches,
 and where does it end? Does Jorge want the step decay in thirds of the paper, or SGD's
@@ -102,7 +102,7 @@ class Workload:
             )
 
     def tune(self) -> None:
-        """SGD and AdamW, equally many rates for both."""
+        """Tunes SGD and AdamW, with equally many rates for both."""
         rates.search(
             {
                 name: rates.around(middle, BESIDE)
@@ -126,7 +126,7 @@ class Workload:
         return best["learning_rate"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """What there is."""
+        """Prints the results so far."""
         return results.rows(f"workload_{self.name}")
 
 
@@ -135,7 +135,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def main() -> None:
-    """Tunes or runs."""
+    """Runs a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--tune", action="store_true", help="choose learning rates")
