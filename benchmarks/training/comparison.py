@@ -165,7 +165,7 @@ class Study:
                     self.run("range", f"{family}@10", rate, seed)
 
     def target(self, rows: list[Row]) -> float | None:
-        """Returns the target, from SGD's runs once all are done."""
+        """Returns the target from the final runs of SGD; None until all are done."""
         sgd = {"stage": "final", "optimizer": "sgd"}
         finals = [row["final"] for row in rows if sgd.items() <= row.items()]
         if len(finals) < len(SEEDS):

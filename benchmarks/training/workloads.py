@@ -126,7 +126,7 @@ class Workload:
         return best["learning_rate"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Prints the results so far."""
+        """Returns all rows of the workload."""
         return results.rows(f"workload_{self.name}")
 
 
