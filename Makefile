@@ -25,13 +25,13 @@ lint: $(VENV)/.installed-dev  ## Check style, format and types
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 report: $(VENV)/.installed-test  ## Make tables and plots of README and docs from benchmarks/results
-	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.reports
 
 bench-smoke: $(VENV)/.installed-test  ## Run every study at its smallest size, in minutes
-	$(BIN)/python -m benchmarks.run_all --smoke
+	$(BIN)/python -m benchmarks.harness.run_all --smoke
 
-bench: $(VENV)/.installed-test  ## Run every study, in hours; goes on where it stopped
-	$(BIN)/python -m benchmarks.run_all
+bench: $(VENV)/.installed-test  ## Run every study, in hours; resumes after an interruption
+	$(BIN)/python -m benchmarks.harness.run_all
 
 torch-check: $(VENV)/.installed-test  ## Compare the examples' models with torch, at full size
 	$(PYTHON) -m venv .venv-torch

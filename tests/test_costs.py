@@ -7,13 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import (
-    contenders,
-    memory_study,
-    report_costs,
-    step_cost,
-    training_steps,
-)
+from benchmarks.cost import contenders, memory, steps, training_steps
+from benchmarks.reports import costs
 from examples.classification.models import make_model as make_classifier
 from jorge_optax import jorge
 
@@ -51,12 +46,12 @@ def test_steps_are_timed_in_turn_but_for_the_first():
         return run
 
     programs = {
-        name: step_cost.Program(runs(name), (), lambda: (0, None))
+        name: steps.Program(runs(name), (), lambda: (0, None))
         for name in ("sgd", "jorge")
     }
-    part = step_cost.Part("none", 0, 0, rounds=2, compilations=1)
+    part = steps.Part("none", 0, 0, rounds=2, compilations=1)
     compiled = {name: own.function for name, own in programs.items()}
-    seconds = step_cost.time_all(part, programs, compiled)
+    seconds = steps.time_all(part, programs, compiled)
     lengths = {
         name: {kind: len(values) for kind, values in kinds.items()}
         for name, kinds in seconds.items()
@@ -91,11 +86,11 @@ def test_amortised_is_between_plain_and_refresh():
         "optimizer": "jorge",
         "step_seconds": {"plain": [1.0, 3.0, 1.0], "refresh": [6.0, 5.0, 7.0]},
     }
-    assert report_costs._amortised(row, 1) == 6.0
-    assert report_costs._amortised(row, 5) == 2.0
-    assert report_costs._amortised({**row, "optimizer": "psgd"}, 5) == 1.15
+    assert costs._amortised(row, 1) == 6.0
+    assert costs._amortised(row, 5) == 2.0
+    assert costs._amortised({**row, "optimizer": "psgd"}, 5) == 1.15
     alike = {"optimizer": "sgd", "step_seconds": {"plain": [2.0, 4.0]}}
-    assert report_costs._amortised(alike, 5) == 3.0
+    assert costs._amortised(alike, 5) == 3.0
 
 
 def made_up_costs(name):
@@ -116,13 +111,13 @@ def made_up_costs(name):
 
 
 def test_a_step_by_its_parts(monkeypatch):
-    monkeypatch.setattr(report_costs.results, "read", made_up_costs)
-    [step], [update] = (report_costs._parts(batch=batch) for batch in (True, False))
+    monkeypatch.setattr(costs.results, "read", made_up_costs)
+    [step], [update] = (costs._parts(batch=batch) for batch in (True, False))
     # An update of 2 + 50/50 s in place of SGD's of 1 s, in a step of 10 s.
-    assert report_costs._by_parts(step["sgd"], update, "jorge", 50) == 1.2
-    assert report_costs._by_parts(step["sgd"], update, "jorge", 10) == 1.6
-    assert report_costs._by_parts(step["sgd"], update, "sgd", 50) == 1.0
-    assert report_costs._compile_over(update["jorge"], update["sgd"]) == 2.0
+    assert costs._by_parts(step["sgd"], update, "jorge", 50) == 1.2
+    assert costs._by_parts(step["sgd"], update, "jorge", 10) == 1.6
+    assert costs._by_parts(step["sgd"], update, "sgd", 50) == 1.0
+    assert costs._compile_over(update["jorge"], update["sgd"]) == 2.0
 
 
 def test_a_training_step_learns(monkeypatch):
@@ -147,8 +142,8 @@ def test_a_training_step_learns(monkeypatch):
 
 def test_program_of_the_update_alone_is_the_optimizers():
     optimizer = optax.sgd(0.5)
-    part = step_cost.Part("resnet18", 0, 0, 1, 1)
-    program = step_cost.program(part, optimizer)
+    part = steps.Part("resnet18", 0, 0, 1, 1)
+    program = steps.program(part, optimizer)
     (params, state), grads = program.start()
     (new, _), _ = program.function((params, state), grads)
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
@@ -158,11 +153,11 @@ def test_program_of_the_update_alone_is_the_optimizers():
 # --- memory --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", memory_study.MODELS)
+@pytest.mark.parametrize("model", memory.MODELS)
 def test_an_option_set_takes_no_more_than_adamw(model):
     """The claim of README and docs, for all models."""
-    small = memory_study.size("one momentum, all in bfloat16", model)
+    small = memory.size("one momentum, all in bfloat16", model)
     assert small["over_adamw"] < 0.86
-    tiles = memory_study.size("jorge, all in bfloat16, tiles of 64", model)
+    tiles = memory.size("jorge, all in bfloat16, tiles of 64", model)
     assert tiles["over_adamw"] < 1.001
-    assert memory_study.size("jorge", model)["over_adamw"] > 1.9
+    assert memory.size("jorge", model)["over_adamw"] > 1.9

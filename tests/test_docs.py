@@ -88,7 +88,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_tables_are_made_from_the_committed_results():
-    command = [sys.executable, "-m", "benchmarks.report", "--check"]
+    command = [sys.executable, "-m", "benchmarks.reports", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

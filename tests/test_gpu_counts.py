@@ -16,15 +16,11 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import (
-    counts,
-    gpu_compile,
-    gpu_target,
-    gpu_text,
-    report_gpu,
-    results,
-    updates,
-)
+from benchmarks.cost import counts, updates
+from benchmarks.gpu import compile as gpu_compile
+from benchmarks.gpu import programs, target
+from benchmarks.harness import results
+from benchmarks.reports import gpu as report_gpu
 from jorge_optax import jorge
 from tests.test_pinned_counts import MODELS, RULES
 
@@ -74,10 +70,10 @@ def plugin():
         pytest.skip(f"The counts are those of jax {WITH_JAX}; others fuse otherwise.")
 
 
-def compiled(optimizer, params) -> gpu_target.Program:
+def compiled(optimizer, params) -> target.Program:
     state = jax.eval_shape(optimizer.init, params)
     step = functools.partial(updates.update, optimizer)
-    return gpu_target.compile_for("A100", step, (params, state, params), (0, 1))
+    return target.compile_for("A100", step, (params, state, params), (0, 1))
 
 
 @pytest.mark.slow
@@ -85,7 +81,7 @@ def compiled(optimizer, params) -> gpu_target.Program:
 def test_counts_are_the_pinned_ones(plugin, model, rule):
     optimizer = jorge(0.1, 0.9, 1e-3, refresh=RULES[rule])
     program = compiled(optimizer, MODELS[model]())
-    plain, refresh = gpu_text.plain_and_refresh(program.text)
+    plain, refresh = programs.plain_and_refresh(program.text)
     assert refresh is not None
     assert PINNED[model, rule] == Counts(
         plain["operations"],
@@ -97,7 +93,7 @@ def test_counts_are_the_pinned_ones(plugin, model, rule):
     assert plain["root_copied_bytes"] == 0
     assert refresh["cusolver_calls"] == refresh["other_calls"] == 0
     graphs = {"cuda_graphs": 1, "outside_of_graphs": {}}
-    assert gpu_text.graph_counts(program.thunks) == graphs
+    assert programs.graph_counts(program.thunks) == graphs
 
 
 @pytest.mark.slow
@@ -122,11 +118,11 @@ def test_a_decomposition_is_found(plugin):
         return 2 * jax.lax.cond(flag, roots, lambda x: x, x)
 
     structs = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((64, 64), "f4")
-    program = gpu_target.compile_for("A100", step, structs, (1,))
-    _, refresh = gpu_text.plain_and_refresh(program.text)
+    program = target.compile_for("A100", step, structs, (1,))
+    _, refresh = programs.plain_and_refresh(program.text)
     assert refresh is not None
     assert refresh["cusolver_calls"] == 1
-    assert "kConditional" in gpu_text.graph_counts(program.thunks)["outside_of_graphs"]
+    assert "kConditional" in programs.graph_counts(program.thunks)["outside_of_graphs"]
 
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
@@ -199,7 +195,7 @@ ARRAY, SLICE, NUMBER = 8 * 4 * 4, 2 * 4 * 4, 4
 
 
 def test_a_program_is_counted():
-    plain, refresh = gpu_text.plain_and_refresh(PROGRAM)
+    plain, refresh = programs.plain_and_refresh(PROGRAM)
     assert refresh is not None
     # The convolution, the copy, the conditional, a matmul, the slice.
     shared = {"convolutions": 1, "copies": 1, "conditionals": 1, "cusolver_calls": 0}
@@ -228,25 +224,25 @@ def test_a_program_is_counted():
 )
 def test_what_must_not_be_there_is_found(old, new, name, found):
     assert old in PROGRAM
-    assert gpu_text.plain_and_refresh(PROGRAM)[0][name] == 0
+    assert programs.plain_and_refresh(PROGRAM)[0][name] == 0
     changed = PROGRAM.replace(old, new)
-    assert gpu_text.plain_and_refresh(changed)[0][name] == found
+    assert programs.plain_and_refresh(changed)[0][name] == found
 
 
 def test_graphs_are_read_from_thunks():
-    assert gpu_text.graphs(THUNKS) == [
+    assert programs.graphs(THUNKS) == [
         ("kConvolution", None),
         ("kCopy", 0),
         ("kConditional", 0),
         ("kCublasLtMatmul", 0),
         ("kCustomKernel", 0),
     ]
-    assert gpu_text.graph_counts(THUNKS) == {
+    assert programs.graph_counts(THUNKS) == {
         "cuda_graphs": 1,
         "outside_of_graphs": {"kConvolution": 1},
     }
     # The convolution is of the forward pass, the copy of nobody.
-    inside = gpu_text.optimizers_part(PROGRAM, THUNKS)
+    inside = programs.optimizers_part(PROGRAM, THUNKS)
     assert inside["optimizer_operations"] == inside["of_these_in_one_graph"] == 3
     assert inside["conditional_in_that_graph"]
 
@@ -256,23 +252,23 @@ def test_a_conditional_outside_of_the_graph_is_found():
     # All that was in the graph is outside, and the last two are in one of their own.
     lines = [re.sub("^    ", "", line) for line in lines]
     lines[-2:] = ["009: kCommandBuffer [sink]", *("    " + x for x in lines[-2:])]
-    inside = gpu_text.optimizers_part(PROGRAM, "\n".join(lines))
+    inside = programs.optimizers_part(PROGRAM, "\n".join(lines))
     assert inside["optimizer_operations"] == 3
     assert inside["of_these_in_one_graph"] == 2
     assert not inside["conditional_in_that_graph"]
     with pytest.raises(ValueError, match="5 operations, but 4 thunks"):
-        gpu_text.optimizers_part(PROGRAM, "\n".join(lines[1:]))
+        programs.optimizers_part(PROGRAM, "\n".join(lines[1:]))
 
 
 def test_the_bound_is_the_larger_of_two_times():
-    bound = functools.partial(gpu_target.bound_seconds, "A100")
+    bound = functools.partial(target.bound_seconds, "A100")
     assert bound(float32=19.5e12) == pytest.approx(1)
     assert bound(tf32=156e12) == pytest.approx(1)
     assert bound(float32=19.5e12, tf32=156e12) == pytest.approx(2)
     assert bound(bytes_=2.039e12) == pytest.approx(1)
     assert bound(float32=19.5e12, bytes_=1e12) == pytest.approx(1)
     assert bound(float32=1e12, bytes_=3 * 2.039e12) == pytest.approx(3)
-    assert bound(bytes_=1e12) > gpu_target.bound_seconds("H100", bytes_=1e12)
+    assert bound(bytes_=1e12) > target.bound_seconds("H100", bytes_=1e12)
 
 
 def brute_force(size, kernel, stride, padding, channels, features, batch):

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from benchmarks import shapes
+from benchmarks.problems import shapes
 from jorge_optax import (
     MatrixView,
     Tiling,

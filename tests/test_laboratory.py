@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from benchmarks.baselines.shampoo import ExactRoots, exact_root, shampoo
+from benchmarks.harness import summary
 from benchmarks.numerics import accuracy, endurance, terms
 from benchmarks.numerics.arithmetic import with_products_in
 from benchmarks.numerics.design import best_series, design, largest_error
@@ -18,7 +19,6 @@ from benchmarks.numerics.rules import (
     staged,
 )
 from benchmarks.numerics.streams import quadratics
-from benchmarks.problems import summary
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
 from jorge_optax import Composite, jorge
@@ -169,7 +169,7 @@ def test_steps_to_a_target():
 def test_ratios_are_paired_by_seed():
     ours, theirs = {0: 50, 1: 110, 2: 90}, {0: 100, 1: 200, 2: 200}
     assert summary.paired_ratio(ours, theirs).startswith("0.50 [0.39, 0.64]")
-    assert "1 of 3 seeds missed" in summary.paired_ratio({**ours, 1: None}, theirs)
+    assert "1 of 3 seeds unpaired" in summary.paired_ratio({**ours, 1: None}, theirs)
     assert summary.paired_ratio({0: 5}, {0: 5}).startswith("too few")
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from benchmarks import shapes
-from benchmarks.counts import count_products
+from benchmarks.cost.counts import count_products
+from benchmarks.problems import shapes
 from jorge_optax import jorge, scale_by_jorge
 
 FORBIDDEN = re.compile(r"custom_call|cholesky|triangular_solve")

@@ -12,7 +12,7 @@ PAGES_OF_AN_ARRAY = 2**26 // 4096
 PROGRAM = """
 import resource, sys
 import numpy as np
-from benchmarks import machine
+from benchmarks.harness import machine
 
 if "keep" in sys.argv and not machine.keep_memory():
     sys.exit("no glibc")
@@ -49,7 +49,7 @@ def test_freed_memory_is_used_again():
 def test_a_steady_process_starts_anew_on_one_core():
     program = """
 import os
-from benchmarks import machine
+from benchmarks.harness import machine
 print(len(os.sched_getaffinity(0)), flush=True)
 machine.steady()
 print("steady")

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from benchmarks import counts, language_model, shapes
+from benchmarks.cost import counts
+from benchmarks.problems import language_model, shapes
 from jorge_optax import Composite, Series, Tiling, jorge
 from jorge_optax._composite import POLYNOMIALS, composite_products
 from jorge_optax._stacks import plan_tree

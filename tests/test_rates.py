@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import rates
+from benchmarks.harness import rates
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.002, 0.05, 0.5, 1.0, 20.0])

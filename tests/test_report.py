@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from benchmarks import report, report_plots, results
+from benchmarks.harness import results
+from benchmarks.reports import pages as report
+from benchmarks.reports import plots
 
 
 def add(values, key):
@@ -59,9 +61,9 @@ def read_instead(monkeypatch, change):
 
 def test_committed_plots_show_the_committed_data():
     pages = "".join(page.read_text() for page in report.PAGES)
-    assert report_plots.stale(pages) == []
-    kept = json.loads((report_plots.FOLDER / report_plots.DIGESTS).read_text())
-    images = {path.name for path in report_plots.FOLDER.glob("*.png")}
+    assert plots.stale(pages) == []
+    kept = json.loads((plots.FOLDER / plots.DIGESTS).read_text())
+    images = {path.name for path in plots.FOLDER.glob("*.png")}
     assert set(kept) == images - {"demo.png"}
 
 
@@ -76,7 +78,7 @@ def test_another_number_makes_a_plot_stale(monkeypatch, tmp_path, plot):
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     monkeypatch.setattr(report, "PAGES", [page])
-    monkeypatch.setattr("sys.argv", ["report", "--check"])
+    monkeypatch.setattr("sys.argv", ["reports", "--check"])
     with pytest.raises(SystemExit, match="^0$"):
         report.main()
     read_instead(monkeypatch, one_number)
@@ -88,17 +90,17 @@ def test_what_no_plot_shows_makes_none_stale(monkeypatch):
     read_instead(
         monkeypatch, lambda name, data: data["provenance"].update(date="2000-01-01")
     )
-    assert report_plots.stale(PAGE) == []
+    assert plots.stale(PAGE) == []
 
 
 def test_a_digest_sees_six_digits_and_keys():
     data = {"a": [0.123456, 2], "b": None}
-    digest = report_plots.digest(data)
-    assert digest == report_plots.digest({"b": None, "a": [0.1234560000001, 2]})
-    assert digest != report_plots.digest({"b": None, "a": [0.123457, 2]})
-    assert digest != report_plots.digest({"b": 0, "a": [0.123456, 2]})
+    digest = plots.digest(data)
+    assert digest == plots.digest({"b": None, "a": [0.1234560000001, 2]})
+    assert digest != plots.digest({"b": None, "a": [0.123457, 2]})
+    assert digest != plots.digest({"b": 0, "a": [0.123456, 2]})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        report_plots.digest([float("nan")])
+        plots.digest([float("nan")])
 
 
 def workload(name):
@@ -116,19 +118,19 @@ def workload(name):
 def test_a_plot_is_drawn_once_until_its_data_change(monkeypatch, tmp_path):
     monkeypatch.setattr(results, "read", workload)
     name, page = "classification.png", "![Curves](images/classification.png)"
-    assert report_plots.stale("a page without plots", tmp_path) == []
-    assert report_plots.stale(page, tmp_path) == [name]
-    report_plots.draw(name, tmp_path)
+    assert plots.stale("a page without plots", tmp_path) == []
+    assert plots.stale(page, tmp_path) == [name]
+    plots.draw(name, tmp_path)
     assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert report_plots.stale(page, tmp_path) == []
+    assert plots.stale(page, tmp_path) == []
     read_instead(monkeypatch, lambda _, data: add(data["rows"][1]["seconds"], 1))
-    assert report_plots.stale(page, tmp_path) == [name]
-    report_plots.draw(name, tmp_path)
-    assert report_plots.stale(page, tmp_path) == []
+    assert plots.stale(page, tmp_path) == [name]
+    plots.draw(name, tmp_path)
+    assert plots.stale(page, tmp_path) == []
     (tmp_path / name).unlink()
-    assert report_plots.stale(page, tmp_path) == [name]
+    assert plots.stale(page, tmp_path) == [name]
 
 
 def test_the_readmes_plot_can_be_drawn(tmp_path):
-    report_plots.draw("composite.png", tmp_path)
+    plots.draw("composite.png", tmp_path)
     assert (tmp_path / "composite.png").stat().st_size > 10_000

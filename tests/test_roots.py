@@ -122,7 +122,7 @@ def test_damping_adds_a_share_of_the_mean_of_the_diagonal():
 )
 def test_bias_of_the_full_refresh_against_exact_roots(side, commuting, low, high):
     """The measured bias (benchmarks/results/refresh_bias.json) is what it was."""
-    from benchmarks.refresh_bias import bias_after
+    from benchmarks.numerics.refresh_bias import bias_after
 
     assert low <= bias_after(200, side, commuting, seed=0) <= high
 

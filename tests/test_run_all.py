@@ -1,14 +1,16 @@
 """The command that runs all studies, and where their results come from."""
 
+import collections
 import json
 import pathlib
+import re
 
 import pytest
 
-from benchmarks import results, run_all
-from benchmarks.run_all import Study
+from benchmarks.harness import results, run_all
+from benchmarks.harness.run_all import Study
 
-FOLDER = pathlib.Path(results.__file__).parent
+FOLDER = pathlib.Path(results.__file__).parents[1]  # benchmarks
 
 
 def test_every_study_is_in_the_list():
@@ -83,12 +85,13 @@ def test_a_failing_study_shows_the_end_of_its_log(tmp_path):
 
 def test_a_smoke_run_is_small_and_leaves_the_committed_results_alone(tmp_path):
     committed = (FOLDER / "results" / "refresh_bias.json").read_bytes()
-    assert run_all.run(Study("refresh_bias", 1), tmp_path, smoke=True) is None
+    assert run_all.run(Study("numerics.refresh_bias", 1), tmp_path, smoke=True) is None
     assert (FOLDER / "results" / "refresh_bias.json").read_bytes() == committed
     found = json.loads((tmp_path / "refresh_bias.json").read_text())
     assert 0 < len(found["rows"]) < len(json.loads(committed)["rows"])
     assert found["provenance"]["seeds"] == [0]
-    assert found["provenance"]["command"] == "python -m benchmarks.refresh_bias"
+    command = "python -m benchmarks.numerics.refresh_bias"
+    assert found["provenance"]["command"] == command
 
 
 def test_provenance_has_the_seeds_of_the_rows(monkeypatch, tmp_path):
@@ -117,3 +120,23 @@ def test_rows_keep_the_commit_they_were_measured_at(monkeypatch, tmp_path):
     assert [row["commit"] for row in found["rows"]] == ["0ld", "a", "new"]
     assert [row["x"] for row in found["rows"]] == [1, 2, 3]
     assert found["provenance"]["commit"] == "new"
+
+
+def test_readme_lists_every_study_with_its_minutes():
+    minutes = collections.Counter()
+    for study in run_all.STUDIES:
+        minutes[study.command.split()[0]] += study.minutes
+    text = (FOLDER / "README.md").read_text()
+    row = r"^\| `([\w.]+)` \| [^|]+\? \|[^|]*\| (\d+) \| (.+?) \|"
+    rows = re.findall(row, text, re.MULTILINE)
+    assert {study: int(number) for study, number, _ in rows} == minutes
+    names = {name for *_, files in rows for name in re.findall(r"`(.+?)`", files)}
+    found = {path for name in names for path in FOLDER.glob(f"results/{name}.json")}
+    assert found == set(FOLDER.glob("results/*.json"))
+
+
+def test_readme_explains_the_commands_of_all_results():
+    text = (FOLDER / "README.md").read_text()
+    for path in FOLDER.glob("results/*.json"):
+        command = json.loads(path.read_text())["provenance"]["command"]
+        assert f"`{command.split()[2].removeprefix('benchmarks.')}`" in text, path.name

@@ -6,16 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import (
-    counts,
-    report,
-    report_plots,
-    report_scaling,
-    results,
-    run_all,
-    scaling_study,
-)
-from benchmarks.scaling_study import Case, formula_flops
+from benchmarks.cost import counts
+from benchmarks.cost import scaling as scaling_study
+from benchmarks.cost.scaling import Case, formula_flops
+from benchmarks.harness import results, run_all
+from benchmarks.reports import pages, plots
+from benchmarks.reports import scaling as report_scaling
 from jorge_optax import Composite, Tiling, jorge
 
 TABLES = ("scaling_width", "scaling_depth", "scaling_tile", "scaling_interval")
@@ -174,7 +170,7 @@ def test_the_interval_of_one_takes_refresh_steps_only(measured):
     own = report_scaling.default_tile()["jorge"]
     plain, refresh = (own["step_seconds"][k]["median"] for k in ("plain", "refresh"))
     assert report_scaling.excess(own) == pytest.approx(refresh - plain)
-    lines = report.TABLES["scaling_interval"]().splitlines()
+    lines = pages.TABLES["scaling_interval"]().splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [int(line[0]) for line in cells] == list(report_scaling.INTERVALS)
     # 25.6 and 156.2 GFLOP; a refresh step takes 5 times as long as a plain one.
@@ -187,21 +183,21 @@ def test_tables_and_plot_are_made_from_the_file_alone(measured, tmp_path, monkey
     scaling_study.main()
     monkeypatch.setattr(jax, "jit", None)
     for name in TABLES:
-        lines = report.TABLES[name]().splitlines()
+        lines = pages.TABLES[name]().splitlines()
         axis = name.removeprefix("scaling_")
         values = [c.value for c in scaling_study.cases() if c.axis == axis]
         assert len(lines) == 2 + len(values or report_scaling.INTERVALS)
         assert len({line.count("|") for line in lines}) == 1
     page = "![How costs grow](images/scaling.png)"
-    assert report_plots.stale(page, tmp_path) == ["scaling.png"]
-    report_plots.draw("scaling.png", tmp_path)
+    assert plots.stale(page, tmp_path) == ["scaling.png"]
+    plots.draw("scaling.png", tmp_path)
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert report_plots.stale(page, tmp_path) == []
+    assert plots.stale(page, tmp_path) == []
     rows = copy.deepcopy(results.rows(scaling_study.NAME))
     rows[-1]["state_bytes"] += 4
     results.write(scaling_study.NAME, rows, tile=256)
-    assert report_plots.stale(page, tmp_path) == ["scaling.png"]
+    assert plots.stale(page, tmp_path) == ["scaling.png"]
 
 
 def test_it_is_among_the_studies():
-    assert "scaling_study" in {study.command for study in run_all.STUDIES}
+    assert "cost.scaling" in {study.command for study in run_all.STUDIES}

@@ -142,7 +142,7 @@ def test_more_equal_layers_make_no_more_kernels(monkeypatch):
 
 
 def test_resnet50_needs_few_stacks_and_no_padding():
-    shapes = pytest.importorskip("benchmarks.shapes")
+    shapes = pytest.importorskip("benchmarks.problems.shapes")
     params = shapes.resnet(50)
     plan = plan_tree(params, Tiling())
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -1,1 +1,1 @@
-"""Optimizers to compare with."""
+"""Optimizers that Jorge is compared with."""

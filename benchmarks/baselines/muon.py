@@ -9,7 +9,7 @@ ADAM_RATIO = 0.1
 
 
 def dimension_numbers(leaf: Any) -> Any:
-    """Of a kernel HWIO or IO: all but the outputs at once; None for vectors."""
+    """Views a kernel, HWIO or IO, as a matrix, outputs last; None for vectors."""
     last = leaf.ndim - 1
     if last < 1:
         return None

@@ -15,14 +15,14 @@ def psgd(
     momentum: float = 0.9,
     update_probability: Callable[..., Any] | None = None,
 ) -> optax.GradientTransformation:
-    """PSGD-Kron as its authors set it; it refreshes at every one of the first steps.
+    """Returns PSGD-Kron with the defaults of its authors.
 
-    Their update probability stays at 1 for 500 steps, longer than the problems here,
-    and falls to 0.03; a function of the count, from 1 on, takes its place.
+    The default update probability stays at 1 for 500 steps, longer than the problems
+    here, and then falls to 0.03. A function of the step, counted from 1, replaces it.
     """
-    # The package takes clipping from where optax once had it.
+    # The package imports clipping from where older versions of optax have it.
     optax._src.clipping = optax.transforms._clipping  # pyright: ignore
-    kron = importlib.import_module("psgd_jax.kron")  # no part of any extra: see above
+    kron = importlib.import_module("psgd_jax.kron")  # in none of the extras
     options = {}
     if update_probability is not None:
         options["preconditioner_update_probability"] = update_probability

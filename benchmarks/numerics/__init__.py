@@ -1,1 +1,1 @@
-"""The numerics laboratory: how near to Shampoo's exact roots are the cheap ones?"""
+"""Studies of how close cheap roots are to the exact roots of Shampoo."""

@@ -1,15 +1,15 @@
-"""How near do the rules come to exact roots, after how many refreshes, at what cost?
+"""Measures how close each rule comes to exact roots, and at what cost.
 
-Question: on recorded and made-up gradients, how far are a rule's roots from exact ones,
-and its direction from that of Shampoo with exact roots? Are they symmetric, positive,
-finite? And with TF32 or bfloat16 matrix products?
-Method: each rule sees each stream, a refresh at each gradient, in float32. Beside it,
-in float64, run the statistic that the rule itself tracks (with the rule's own beta2 at
+Question: on recorded and synthetic gradients, how far are a rule's roots from exact
+ones, and its direction from that of Shampoo with exact roots? Are they symmetric,
+positive, finite? And with TF32 or bfloat16 matrix products?
+Method: each rule sees each stream, a refresh at each gradient, in float32. In parallel,
+float64 tracks the statistic of the rule itself (with the rule's own beta2 at
 each refresh) and that of Shampoo (benchmarks/baselines/shampoo.py: beta2 = 0.95, and
 0.3 of the mean of its diagonal added to the first gram). Their roots by ``eigh`` are
-exact; to those of rules whose statistic begins at zero, 1e-6 of the largest eigenvalue
-is added first. Low precision: the inputs of every matrix product of a refresh are
-rounded, the sums are float32's.
+exact; where a statistic starts at zero, 1e-6 of the largest eigenvalue is added first.
+Low precision: the inputs of every matrix product of a refresh are rounded, the sums are
+float32's.
 Answer: docs/composite.md, from benchmarks/results/numerics_accuracy.json. A row is a
 rule on a stream in an arithmetic, with lists along ``refreshes`` of
 
@@ -38,8 +38,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
 from benchmarks.baselines.shampoo import ExactRoots, exact_root
+from benchmarks.harness import results
 from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
 from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
@@ -54,7 +54,7 @@ NEIGHBOURS = {"one tiny gradient": "noise"}
 
 
 def checkpoints_of(stream: Stream, arithmetic: str = "float32") -> list[int]:
-    """The numbers of refreshes after which a stream is looked at."""
+    """Returns the numbers of refreshes after which a stream is measured."""
     if arithmetic != "float32":
         wanted = set(LOW_PRECISION_CHECKPOINTS)
     else:
@@ -90,7 +90,7 @@ def run(rule: Rule, streams: list[Stream], arithmetic: str = "float32"):
 
 
 def statistics_at_start(tiles: tuple[int, int, int], start: float) -> Roots:
-    """Multiples of the identity, float64."""
+    """Returns multiples of the identity, float64."""
     n, rows, columns = tiles
     return Roots(
         *(
@@ -213,7 +213,7 @@ def by_shape(streams: list[Stream]) -> list[list[Stream]]:
 
 
 def study(streams: list[Stream], chosen: list[Rule], arithmetics: Any) -> list[dict]:
-    """All rows."""
+    """Returns all rows."""
     rows = []
     for group in by_shape(streams):
         wanted = {c for stream in group for c in checkpoints_of(stream)}
@@ -235,7 +235,7 @@ def study(streams: list[Stream], chosen: list[Rule], arithmetics: Any) -> list[d
 
 
 def main() -> None:
-    """Measures all and writes the JSON."""
+    """Measures everything and writes the JSON."""
     jax.config.update("jax_enable_x64", True)
     streams = results.sized(all_streams, quadratics)()
     rows = study(streams, rules()[: results.sized(None, 3)], ARITHMETICS)

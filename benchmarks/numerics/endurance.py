@@ -1,12 +1,12 @@
-"""Do the roots stay symmetric, positive and finite over 100,000 refreshes?
+"""Measures roots over 100,000 refreshes.
 
-Question: float32 rounding errors may pile up, directions without gradient may grow.
-What becomes of the roots in the long run?
-Method: every stream in float32, in a scan. Made-up streams go on (scales change after
-half the refreshes), the others are repeated. All in tiles of 32 x 16, four in 64 x 64.
-Asymmetry (norm of root - its transpose, over that of the root), finiteness and size
-are looked at at each refresh, eigenvalues (by ``eigh`` in float64, of the symmetric
-part) every 1,000. Of the two sides the worse one is shown.
+Question: rounding errors of float32 may accumulate, and directions without gradient may
+grow. Do the roots stay symmetric, positive and finite?
+Method: every stream in float32, in a scan. Synthetic streams are continued (scales
+change after half the refreshes), the others are repeated. All in tiles of 32 x 16, four
+in 64 x 64. Asymmetry (norm of root - its transpose, over that of the root), finiteness
+and size are checked at each refresh, eigenvalues (by ``eigh`` in float64, of the
+symmetric part) every 1,000. Of the two sides the worse one is shown.
 Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, where
 
     asymmetry        the largest
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.numerics.figures import rounded
 from benchmarks.numerics.rules import COMPOSITE, PAPER, SUBSTEPPED, Rule
 from benchmarks.numerics.streams import (
@@ -80,7 +80,7 @@ def endure(
 
     Args:
       rule: the rule.
-      names: of the made-up streams that come first, and of the repeated ones.
+      names: of the synthetic streams that come first, and of the repeated ones.
       repeated: ``[steps, n, R, C]``.
       tile: rows and columns.
       refreshes: a multiple of CHUNK.
@@ -191,7 +191,7 @@ def smallest_eigenvalues(roots: Roots) -> np.ndarray:
 
 
 def main() -> None:
-    """Runs all and writes the JSON."""
+    """Runs everything and writes the JSON."""
     streams = {stream.name: stream for stream in [*recorded(), *quadratics()]}
     rows = []
     large = [name for name in LARGE if name in SYNTHETIC or name in streams]

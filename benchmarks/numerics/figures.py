@@ -1,4 +1,4 @@
-"""What is measured of the two roots of one tile."""
+"""Measures the two roots of one tile."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jorge_optax import Roots
 def figures(
     roots: Roots, same: Roots, shampoo: Roots, gradient: np.ndarray, known: Roots | None
 ) -> dict[str, Any]:
-    """All figures; the top of accuracy.py says what they are."""
+    """Returns all figures; the docstring of accuracy.py defines them."""
     direction = roots.left @ gradient @ roots.right
     if not all(np.all(np.isfinite(side)) for side in roots):
         # What eigh and svd would refuse.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.baselines.shampoo import ExactRoots
-from benchmarks.counts import matmul_flops
+from benchmarks.cost.counts import matmul_flops
 from benchmarks.numerics.design import design
 from jorge_optax import Composite, Roots, Series
 from jorge_optax._scales import split_scale
@@ -123,7 +123,7 @@ class Congruence:
         bounded by ``sqrt(|S^2|)``, and F is right at 0, in value and slope, and at
         the bound.
       substeps: a gram whose weight would take ``a S`` beyond 4 is added in up to so
-        many parts, each of which reads S anew.
+        many parts, each of which reads S again.
     """
 
     name: str

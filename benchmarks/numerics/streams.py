@@ -2,8 +2,8 @@
 
 Recorded ones are gradients of one tile of one layer, at consecutive steps of SGD with
 momentum 0.9 on the training problems. They are recorded when first asked for and kept
-in the folder ``recorded``; delete it to record anew. The others are made up, each with
-one property that roots may stumble over. The quadratics have a known answer.
+in the folder ``recorded``; delete it to record again. The others are synthetic, each
+with one property that is difficult for roots. The quadratics have a known answer.
 
     python -m benchmarks.numerics.streams   # records, and lists all
 """
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS
 from jorge_optax import Roots
 
@@ -166,7 +166,7 @@ def quadratics(tile: tuple[int, int] = (64, 64), steps: int = STEPS) -> list[Str
     return streams
 
 
-# Made-up streams: functions of the noise's key, the tile, the number t of refreshes
+# Synthetic streams: functions of the noise's key, the tile, the number t of refreshes
 # before and the event, to one gradient.
 
 
@@ -231,7 +231,7 @@ SYNTHETIC: dict[str, Callable[..., jax.Array]] = {
     ),
 }
 EVENTS = {
-    "noise": 100,  # nothing happens, but here is looked at "one tiny gradient"
+    "noise": 100,  # no event: the neighbour of "one tiny gradient"
     "scale up by 1e3": 150,
     "scale down by 1e3": 150,
     "waking direction": 1000,
@@ -243,7 +243,7 @@ EVENTS = {
 def synthetic_gradient(
     name: str, tile: tuple[int, int], t: Any, event: int | None = None
 ) -> jax.Array:
-    """The gradient of a made-up stream after t refreshes, float32."""
+    """The gradient of a synthetic stream after t refreshes, float32."""
     key = jax.random.fold_in(jax.random.key(0), t)
     event = EVENTS.get(name, 0) if event is None else event
     return SYNTHETIC[name](key, tile, t, event).astype(jnp.float32)
@@ -252,7 +252,7 @@ def synthetic_gradient(
 def synthetic(
     tile: tuple[int, int] = SYNTHETIC_TILE, steps: int | None = None
 ) -> list[Stream]:
-    """All made-up streams, 300 steps long; 1,100 where a direction wakes late."""
+    """All synthetic streams, 300 steps long; 1,100 where a direction wakes late."""
     streams = []
     for name in SYNTHETIC:
         length = steps or (1100 if name == "waking direction" else STEPS)
@@ -263,7 +263,7 @@ def synthetic(
 
 
 def all_streams() -> list[Stream]:
-    """Recorded, quadratic and made-up ones."""
+    """Returns recorded, quadratic and synthetic streams."""
     return [*recorded(), *quadratics(), *synthetic()]
 
 

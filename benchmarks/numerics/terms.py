@@ -1,7 +1,7 @@
-"""What does each further term, or polynomial, buy?
+"""Measures the accuracy that each further term or polynomial gains.
 
-Question: how do the error of the scalar function and the nearness to Shampoo's
-direction depend on the number of matrix products a refresh takes?
+Question: how do the error of the scalar function and the cosine to Shampoo's direction
+depend on the number of matrix products of a refresh?
 Method: the paper's rule with 1 to 4 terms of the binomial series, and with the best
 factors for [0, 1] in their place; compositions of 1 to 4 best polynomials of degree 1
 to 4, each for several smallest eigenvalues. Error: the largest relative one, of
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.numerics import accuracy
 from benchmarks.numerics.design import best_series, design, largest_error
 from benchmarks.numerics.figures import cosine, rounded
@@ -154,7 +154,7 @@ class Group(NamedTuple):
     """Streams of one shape; by the number of refreshes, Shampoo's statistics and roots.
 
     Attributes:
-      streams: as many refreshes long as are looked at.
+      streams: cut to the refreshes that are measured.
       statistics: of the baseline, float64.
       exact: their roots.
       bare: roots of the statistics to which nothing was added at the start.
@@ -188,7 +188,7 @@ def prepare(streams: list[Stream]) -> list[Group]:
 
 
 def main() -> None:
-    """Measures all and writes the JSON."""
+    """Measures everything and writes the JSON."""
     jax.config.update("jax_enable_x64", True)
     groups = prepare(recorded())
     compositions = [*designs(), *MIXED]

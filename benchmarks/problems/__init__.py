@@ -1,4 +1,4 @@
-"""Small training problems that all optimizers are compared on."""
+"""Small training problems on which optimizers are compared."""
 
 from collections.abc import Callable
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks import fashion_mnist, results
+from benchmarks.harness import results
+from benchmarks.problems import fashion_mnist
 from benchmarks.problems.problem import Problem, draw_batches
 
 STEPS, BATCH = results.sized(400, 3), 256

@@ -1,4 +1,4 @@
-"""What a training problem is."""
+"""Defines a training problem: model, data, loss and metric."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -43,11 +43,11 @@ class Problem:
 
     @property
     def steps_between_evaluations(self) -> int:
-        """One percent of the run, or one."""
+        """One percent of the run, but at least one step."""
         return max(1, self.steps // 100)
 
     def muon_dimension_numbers(self, params: Any) -> Any:
-        """Of each leaf; None for those that AdamW trains."""
+        """Returns Muon's dimension numbers; None for leaves that AdamW trains."""
         return jax.tree_util.tree_map_with_path(self._dimension_numbers, params)
 
     def _dimension_numbers(self, path: tuple, leaf: jax.Array) -> Any:

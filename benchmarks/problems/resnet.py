@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import results
+from benchmarks.harness import results
 from benchmarks.problems.problem import Problem, draw_batches
 from examples.shared import files
 
@@ -102,7 +102,7 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def _batch_norm(x, params: dict, state: dict, *, train: bool):
-    """By the batch's own statistics in training, by their running means otherwise."""
+    """Uses the statistics of the batch in training, otherwise their running means."""
     if train:
         mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
         batch = {"mean": mean, "variance": variance}

@@ -1,4 +1,4 @@
-"""Training on a problem with any optimizer."""
+"""Trains on a problem with any optimizer."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ MakeOptimizer = Callable[[jax.typing.ArrayLike], optax.GradientTransformation]
 
 
 def make_step(problem: Problem, make_optimizer: MakeOptimizer) -> Callable[..., Any]:
-    """A compiled step: parameters, model's and optimizer's state, batch, rate."""
+    """Compiles a step of parameters, model state, optimizer state, batch and rate."""
 
     # No scan over steps: on CPUs XLA's convolutions are ten times slower in a loop.
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
@@ -31,15 +31,15 @@ def make_step(problem: Problem, make_optimizer: MakeOptimizer) -> Callable[..., 
 def trainer(
     problem: Problem, make_optimizer: MakeOptimizer
 ) -> Callable[[float, int], Curve]:
-    """A function of learning rate and seed that trains; it compiles once for all.
+    """Returns a function of learning rate and seed that trains; it compiles once.
 
     Args:
       problem: what to train.
       make_optimizer: from a learning rate, which may be traced, to an optimizer.
 
     Returns:
-      A function whose value is the metric at each 1% of the run, and None from where
-      numbers are not finite.
+      A function that returns the metric at each 1% of the run, and None once a number
+      is not finite.
     """
 
     step = make_step(problem, make_optimizer)

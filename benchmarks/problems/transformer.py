@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import language_model, results
+from benchmarks.harness import results
+from benchmarks.problems import language_model
 from benchmarks.problems.problem import Problem
 
 STEPS, BATCH = results.sized(300, 3), 16

@@ -31,7 +31,7 @@ CONFIGS = {
         eval_every=390,
     ),
     # Small enough for two CPU cores: images halved to 16 x 16, a thin network. Learning
-    # rates tuned by `python -m benchmarks.workloads classification --tune`.
+    # rates tuned by `python -m benchmarks.training.workloads classification --tune`.
     "cifar10-16px": Config(
         dataset="cifar10",
         model="resnet8-thin",

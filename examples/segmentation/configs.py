@@ -3,7 +3,7 @@
 from examples.shared.config import SGD, AdamW, Config, Schedule
 
 CONFIGS = {
-    # Learning rates tuned by `python -m benchmarks.workloads segmentation --tune`.
+    # Rates tuned by `python -m benchmarks.training.workloads segmentation --tune`.
     "scenes": Config(
         dataset="scenes",
         model="deeplabv3-thin",

@@ -1,0 +1,1 @@
+"""Studies of what optimizers cost: time, operations, bytes and compilation."""

@@ -1,0 +1,1 @@
+"""Studies of what XLA compiles for a GPU; they run without one."""

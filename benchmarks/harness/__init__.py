@@ -1,0 +1,1 @@
+"""Shared machinery: running studies, results with provenance, steady timings."""

@@ -1,0 +1,3 @@
+from benchmarks.reports import pages
+
+pages.main()

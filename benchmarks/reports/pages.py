@@ -1,0 +1,169 @@
+"""Makes the tables and plots of README and docs from the committed JSON.
+
+A table is between ``<!-- table:NAME -->`` and ``<!-- end -->``; the plots are those of
+plots.py that a page shows.
+
+    python -m benchmarks.reports           # writes them
+    python -m benchmarks.reports --check   # fails if one is out of date
+"""
+
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.harness import results
+from benchmarks.reports import costs, gpu, plots, rules, scaling, workloads
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("**/README.md")),
+]
+SLOT = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """Formats a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def refresh_bias() -> str:
+    """Rows: commuting or not; columns: sides."""
+    rows = [r for r in results.read("refresh_bias")["rows"] if r["refreshes"] == 1000]
+    sides = sorted({row["side"] for row in rows})
+    table = []
+    for commuting in (True, False):
+        errors = {
+            row["side"]: np.mean(row["relative_error"])
+            for row in rows
+            if row["commuting"] == commuting
+        }
+        name = "all matrices commute" if commuting else "they do not"
+        table.append([name, *(f"{errors[side]:.1%}" for side in sides)])
+    return markdown(["", *(f"{side} x {side}" for side in sides)], table)
+
+
+def _seeds(values: list[float], digits: int = 4) -> str:
+    return (
+        f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
+    )
+
+
+def tiles_study() -> str:
+    """Rows: variants."""
+    rows = results.read("tiles_study")["rows"]
+    return markdown(
+        ["", "training loss after 400 steps, mean (seeds)"],
+        [[row["variant"], _seeds(row["final_loss"])] for row in rows],
+    )
+
+
+def interval_study() -> str:
+    """Rows: variants."""
+    rows = results.read("interval_study")["rows"]
+    return markdown(
+        ["interval", "refreshes", "mean loss of 600 steps (seeds)", "of the last 50"],
+        [
+            [
+                row["variant"],
+                str(row["refreshes"]),
+                _seeds(row["mean_loss"]),
+                _seeds(row["final_loss"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def adamw_study() -> str:
+    """Rows: variants."""
+    target, runs = costs.language_model()
+    table = []
+    for variant, rows in runs.items():
+        found = [step or "missed" for step, _ in rows]
+        final = [value for _, value in rows]
+        table.append([variant, _seeds(final, 3), ", ".join(map(str, found))])
+    steps = f"steps to {target:.3f}, by seed"
+    return markdown(["", "final validation loss, mean (seeds)", steps], table)
+
+
+def _made(function: Callable[..., rules.Table], *arguments: str):
+    return lambda: markdown(*function(*arguments))
+
+
+TABLES = {
+    "adamw_study": adamw_study,
+    "interval_study": interval_study,
+    "refresh_bias": refresh_bias,
+    "tiles_study": tiles_study,
+    **{
+        function.__name__: _made(function)
+        for function in (
+            costs.at_a_glance,
+            costs.memory,
+            costs.memory_runs,
+            costs.steps,
+            costs.summary,
+            costs.updates,
+            gpu.gpu_aims,
+            gpu.gpu_bounds,
+            gpu.gpu_compile,
+            gpu.gpu_shares,
+            gpu.gpu_steps,
+            rules.numerics_arithmetic,
+            rules.numerics_cosine,
+            rules.numerics_endurance,
+            rules.numerics_terms,
+            rules.quality,
+            rules.rule_cost,
+            rules.start_study,
+            scaling.gpu_depth,
+            scaling.scaling_depth,
+            scaling.scaling_interval,
+            scaling.scaling_tile,
+            scaling.scaling_width,
+        )
+    },
+    **{
+        f"{function.__name__}_{problem}": _made(function, problem)
+        for function in (
+            rules.training,
+            rules.ranges,
+            rules.rates,
+            rules.lengths,
+        )
+        for problem in ("mlp", "autoencoder", "resnet", "transformer")
+    },
+    **{
+        f"{function.__name__}_{name}": _made(function, name)
+        for function in (
+            workloads.workload,
+            workloads.short,
+            workloads.tuning,
+        )
+        for name in ("classification", "segmentation")
+    },
+}
+
+
+def filled(text: str) -> str:
+    """Returns the text with all its tables updated."""
+    return SLOT.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+
+
+def main() -> None:
+    """Writes or checks the tables and the plots."""
+    pages = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    images = plots.stale("".join(page.read_text() for page in PAGES))
+    if "--check" in sys.argv:
+        old = [str(page.relative_to(ROOT)) for page in pages] + images
+        sys.exit(f"Out of date: {', '.join(old)}. make report" if old else 0)
+    for page in pages:
+        page.write_text(filled(page.read_text()))
+    for name in images:
+        plots.draw(name)

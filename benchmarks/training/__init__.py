@@ -1,0 +1,1 @@
+"""Studies of how fast and how well optimizers train."""
