@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 PAGES_OF_AN_ARRAY = 2**26 // 4096
 PROGRAM = """
 import resource, sys

@@ -26,7 +26,7 @@ from benchmarks import (
     updates,
 )
 from jorge_optax import jorge
-from tests.test_pinned_counts import MODELS, RULES
+from tests.compiled.models import MODELS, RULES
 
 WITH_JAX = "0.10.2"
 

@@ -11,18 +11,11 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from benchmarks import counts, language_model, shapes
-from jorge_optax import Composite, Series, Tiling, jorge
+from benchmarks import counts
+from jorge_optax import Series, Tiling, jorge
 from jorge_optax._composite import POLYNOMIALS, composite_products
 from jorge_optax._stacks import plan_tree
-
-MODELS = {
-    "resnet50": lambda: shapes.resnet(50),
-    "deeplabv3_resnet50": shapes.deeplabv3_resnet50,
-    # Two blocks of width 128, a context of 64, 256 bytes.
-    "transformer": lambda: jax.eval_shape(lambda: language_model.init(0)),
-}
-RULES = {"series": Series(), "composite": Composite()}
+from tests.compiled.models import MODELS, RULES
 
 
 class Counts(NamedTuple):

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jorge_optax import Tiling, default_view, graft, jorge, scale_by_jorge
-from tests.trees import close, differs, normal, trainer, tree
+from tests.helpers.trees import close, differs, normal, trainer, tree
 
 STEPS = 12
 MOMENTUM, DECAY = 0.8, 0.05

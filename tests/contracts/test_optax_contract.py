@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from jorge_optax import jorge
-from tests import optax_contrib_contract
-from tests.contract_helpers import (
+from tests.helpers import optax_contrib_contract
+from tests.helpers.contract import (
     KINDS,
     OPTIMIZERS,
     TABLE,

@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 from jorge_optax import graft, jorge
-from tests.contract_helpers import (
+from tests.helpers.contract import (
     KINDS,
     OPTIMIZERS,
     TABLE,

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jorge_optax import Tiling, graft, jorge, scale_by_jorge
-from tests.contract_helpers import (
+from tests.helpers.contract import (
     assert_close,
     assert_differs,
     assert_same_types,
@@ -31,7 +31,7 @@ def run_on_eight_devices(check):
     flags += " --xla_force_host_platform_device_count=8"
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        cwd=pathlib.Path(__file__).parents[1],
+        cwd=pathlib.Path(__file__).parents[2],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ from PIL import Image
 from examples.shared import images
 from examples.shared.data import Arrays, eval_batches, subset, train_batches
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def numbered(count):

@@ -16,9 +16,9 @@ import pytest
 
 from examples.shared import compare, flags, log, loop
 from examples.shared.config import Run
-from tests import toy_task
+from tests.examples import toy_task
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 MAIN = [sys.executable, "-m", "examples.classification.main"]
 
 

@@ -14,7 +14,7 @@ from examples.segmentation.configs import CONFIGS as SEGMENTATION
 from examples.shared import optimizers
 from examples.shared.config import SGD, Schedule
 from jorge_optax import jorge, step_decay_in_thirds
-from tests import toy_task
+from tests.examples import toy_task
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
 GRADS = {"kernel": jnp.arange(12.0).reshape(4, 3) - 5, "bias": jnp.ones(3)}

@@ -168,7 +168,7 @@ def test_running_statistics_move_as_in_torch_but_for_the_unbiased_variance(name)
 @pytest.mark.skipif(
     FULL_FOLDER is None,
     reason="TORCH_REFERENCE does not name a folder of full-size references; "
-    "tests/torch_reference/make_reference.py says how to make them.",
+    "`make torch-check` makes them.",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)

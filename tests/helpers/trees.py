@@ -10,6 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from jorge_optax import Tiling
+from jorge_optax._stacks import plan_tree
+
 # Shapes of the leaves of `tree`.
 TREE = {"matrix": (6, 4), "kernel": (2, 2, 3, 5), "bias": (5,), "scale": ()}
 # Shapes of leaves of all kinds; the embedding is too large to be laid beside others.
@@ -32,6 +35,10 @@ SHAPES = (
     EMBEDDING,
 )
 WITHOUT_ROOTS = ((), (1,), (5,), (1, 5, 1), (1, 17), (17, 1))
+
+
+def paths_of(tree: Any) -> list[str]:
+    return [leaf.path for leaf in plan_tree(tree, Tiling()).leaves]
 
 
 def counted(shape: tuple[int, ...], start: int = 0) -> jax.Array:

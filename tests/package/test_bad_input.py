@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jorge_optax import Tiling, jorge, scale_by_jorge
-from tests.error_helpers import (
+from tests.helpers.errors import (
     TRANSFORMATIONS,
     arrays,
     differs,

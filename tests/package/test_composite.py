@@ -21,7 +21,7 @@ from jorge_optax import (
     state_size,
 )
 from jorge_optax._composite import POLYNOMIALS, composite_products, composite_root
-from tests.test_guards import DTYPES, assert_as_long_as_sgd, norm64
+from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 
 RULE = Composite()
 # The largest relative error of the default polynomials, and where it holds.

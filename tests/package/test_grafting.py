@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from jorge_optax import GraftState, Tiling, graft, jorge
-from tests.trees import TREE, close, differs, normal, tree
+from tests.helpers.trees import TREE, close, differs, normal, tree
 
 EXTREMES = (1e-30, 1e30, 1e18, 1e-20)
 

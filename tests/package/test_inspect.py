@@ -3,15 +3,12 @@
 import json
 
 import chex
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
-from benchmarks import shapes
 from jorge_optax import (
     MatrixView,
     Tiling,
@@ -88,27 +85,6 @@ def test_describe_tells_what_happens_to_each_parameter():
     assert json.loads(json.dumps(table.to_dict()))["stacks"]["35x33"] == 2
 
 
-def test_describe_compares_with_sgd_and_adamw():
-    table = describe(shapes.resnet(50))
-    assert table.parameter_bytes == 4 * 25_557_032
-    assert table.sgd_bytes == table.parameter_bytes
-    assert table.adamw_bytes == 2 * table.parameter_bytes + 4
-    assert 1.9 < table.state_bytes / table.adamw_bytes < 2.1
-
-
-def test_describe_takes_nnx_flax_and_equinox_trees():
-    model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
-    expected = [("bias", "no: no matrix"), ("kernel", "yes")]
-    for tree in (
-        nnx.state(model, nnx.Param),
-        {"kernel": model.kernel[...], "bias": model.bias[...]},
-    ):
-        found = [(leaf.path, leaf.preconditioned) for leaf in describe(tree).leaves]
-        assert sorted(found) == expected
-    layer = eqx.filter(eqx.nn.Linear(6, 4, key=jax.random.key(0)), eqx.is_array)
-    assert {leaf.path for leaf in describe(layer).leaves} == {"weight", "bias"}
-
-
 def trained(optimizer, steps=12, dead_row=False):
     rng = np.random.default_rng(0)
     params = {"w": jnp.zeros((8, 5)), "b": jnp.zeros((5,))}
@@ -172,16 +148,6 @@ def test_diagnostics_find_the_state_wherever_it_is():
     other = diagnostics(trained(jorge(0.1, update_interval=2))[1])
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(other, plain, rtol=1e-4)
-
-
-def test_diagnostics_read_an_nnx_optimizer():
-    model = nnx.Linear(8, 5, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, jorge(0.1, update_interval=1), wrt=nnx.Param)
-    grads = nnx.grad(lambda m: jnp.sum(m(jnp.ones((2, 8))) ** 2))(model)
-    optimizer.update(model, grads)
-    report = diagnostics(optimizer.opt_state, grads)
-    assert report["8x5/left/norm"].shape == (1,)
-    assert float(report["8x5/cosine"][0]) > 0
 
 
 def test_diagnostics_are_pure_and_jittable():

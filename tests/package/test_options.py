@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jorge_optax import MatrixView, Tiling, default_view, graft, jorge, scale_by_jorge
-from tests.error_helpers import arrays, differs, every_transformation, saying
+from tests.helpers.errors import arrays, differs, every_transformation, saying
 
 NAN, INF = float("nan"), float("inf")
 

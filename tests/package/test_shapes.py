@@ -18,7 +18,7 @@ from jorge_optax._matrices import (
 )
 from jorge_optax._stacks import from_stacks, plan_stacks, to_stacks
 from jorge_optax._tiling import cut_panels, cut_side, cut_tiles, join_tiles
-from tests.trees import (
+from tests.helpers.trees import (
     EMBEDDING,
     SHAPES,
     WITHOUT_ROOTS,

@@ -11,7 +11,14 @@ import pytest
 
 from jorge_optax import MatrixView, Tiling, _stacks, default_view, jorge
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
-from tests.trees import EMBEDDING, SHAPES, WITHOUT_ROOTS, counted, differs, equal
+from tests.helpers.trees import (
+    EMBEDDING,
+    SHAPES,
+    WITHOUT_ROOTS,
+    counted,
+    differs,
+    equal,
+)
 
 MAX_DIMS = (1, 2, 7, 64, 256, 100_000)
 

@@ -4,30 +4,18 @@ import collections
 from typing import Any, NamedTuple
 
 import chex
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 from jorge_optax import MatrixView, Tiling, default_view, scale_by_jorge
 from jorge_optax._stacks import from_stacks, normalise_path, plan_tree, to_stacks
-from tests.trees import counted, differs, equal
+from tests.helpers.trees import counted, equal, paths_of
 
 
 class Layer(NamedTuple):
     kernel: Any
     bias: Any
-
-
-class Module(eqx.Module):
-    weight: jax.Array
-    layers: list[eqx.nn.Linear]
-    name: str = eqx.field(static=True, default="module")
-
-
-def paths_of(tree: Any) -> list[str]:
-    return [leaf.path for leaf in plan_tree(tree, Tiling()).leaves]
 
 
 def test_paths_of_dicts_lists_tuples_and_named_tuples():
@@ -62,51 +50,6 @@ def test_a_key_that_happens_to_be_value_is_kept():
     assert normalise_path((layer, key, attribute)) == "layer/value"
     assert normalise_path((attribute, layer)) == "value/layer"
     assert normalise_path((attribute,)) == "value"
-
-
-def test_paths_of_an_equinox_module():
-    linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
-    module = Module(jnp.zeros((2, 2)), [linear])
-    assert paths_of(eqx.filter(module, eqx.is_array)) == [
-        "weight",
-        "layers/0/weight",
-        "layers/0/bias",
-    ]
-
-
-class Network(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.embedding = nnx.Embed(6, 4, rngs=rngs)
-        self.value = nnx.Linear(4, 5, rngs=rngs)
-
-    def __call__(self, tokens):
-        return self.value(self.embedding(tokens))
-
-
-def test_paths_of_nnx_are_alike_in_init_and_update():
-    model = Network(nnx.Rngs(0))
-    in_init = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))[0]
-    assert jax.tree_util.keystr(in_init[0][0]).endswith(".value")
-
-    seen = []
-
-    def view(path, shape):
-        seen.append(path)
-        return None if path.startswith("embedding") else default_view(shape)
-
-    optimizer = nnx.Optimizer(
-        model, scale_by_jorge(tiling=Tiling(view=view)), wrt=nnx.Param
-    )
-    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-    def loss(model):
-        return jnp.sum(model(jnp.arange(6)) ** 2)
-
-    optimizer.update(model, nnx.grad(loss)(model))
-    after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    # Called once a leaf: the plan of `update` is the plan of `init`.
-    assert seen == ["embedding/embedding", "value/bias", "value/kernel"]
-    differs(equal, before, after)
 
 
 def test_the_view_is_chosen_by_path_and_by_shape():

@@ -4,13 +4,8 @@ The models are written here once more, in torch alone and with torchvision's nam
 their state dicts. Weights and running statistics are random. A file holds the state
 dict (names with "state." before them), images, and outputs in evaluation and training.
 
-    python -m venv .venv-torch
-    .venv-torch/bin/pip install torch==2.13.0 numpy
-    .venv-torch/bin/python tests/torch_reference/make_reference.py --full build/torch
-    TORCH_REFERENCE=build/torch python -m pytest tests/test_torch_forward.py
-
-checks the models of full size (430 MB of files, not kept). `--thin DIR` writes the
-small ones, which are kept beside this script.
+`make torch-check` checks the models of full size (430 MB of files, not kept).
+`--thin DIR` writes the small ones, which are kept beside this script.
 """
 
 import argparse
