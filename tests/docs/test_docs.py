@@ -12,7 +12,11 @@ import pytest
 import jorge_optax
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -55,9 +59,11 @@ def test_documented_defaults_are_the_real_ones():
 
 
 def test_newest_changelog_entry_is_this_version():
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest
-    assert newest[1] == jorge_optax.__version__
+    text = (ROOT / "CHANGELOG.md").read_text()
+    unreleased, newest, *_ = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert unreleased == "[Unreleased]"
+    version = re.escape(jorge_optax.__version__)
+    assert re.fullmatch(rf"\[{version}\] - \d{{4}}-\d\d-\d\d", newest)
 
 
 def test_the_citation_is_of_this_version():
