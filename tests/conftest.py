@@ -4,9 +4,7 @@ import jax
 import pytest
 
 # Their assertions tell what differs, as those in test modules do.
-pytest.register_assert_rewrite(
-    "tests.contract_helpers", "tests.error_helpers", "tests.trees"
-)
+pytest.register_assert_rewrite("tests.helpers")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -1,0 +1,178 @@
+"""The examples' optimizers: by name, from the configuration alone, as in the paper."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from examples.classification.configs import CONFIGS as CLASSIFICATION
+from examples.segmentation import train as segmentation
+from examples.segmentation.configs import CONFIGS as SEGMENTATION
+from examples.shared import optimizers
+from examples.shared.config import SGD, Schedule
+from jorge_optax import jorge, step_decay_in_thirds
+from tests.examples import toy_task
+
+PARAMS = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
+GRADS = {"kernel": jnp.arange(12.0).reshape(4, 3) - 5, "bias": jnp.ones(3)}
+CONFIG = toy_task.CONFIG
+
+
+def steps(transformation, count=7, grads=GRADS):
+    """The last of so many steps."""
+    state, params = transformation.init(PARAMS), PARAMS
+    update = jax.jit(transformation.update)
+    for _ in range(count):
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return updates
+
+
+def build(name, config=CONFIG, **options):
+    return optimizers.build(name, config, steps=30, steps_per_epoch=10, **options)
+
+
+def assert_same_steps(one, other):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8),
+        steps(one),
+        steps(other),
+    )
+
+
+def test_sgd_is_optax_sgd_with_l2():
+    kernel_only = {"kernel": True, "bias": False}
+    expected = optax.chain(
+        optax.add_decayed_weights(1e-4, kernel_only),
+        optax.sgd(optax.cosine_decay_schedule(0.1, 30), 0.9),
+    )
+    assert_same_steps(build("sgd").transformation, expected)
+    with pytest.raises(AssertionError):
+        assert_same_steps(build("adamw").transformation, expected)
+
+
+def test_jorge_follows_from_sgd_alone():
+    expected = jorge(
+        step_decay_in_thirds(0.1, 30),
+        0.9,
+        1e-3,
+        {"kernel": True, "bias": False},
+        update_interval=3,
+    )
+    assert_same_steps(build("jorge").transformation, expected)
+    other = dataclasses.replace(CONFIG, sgd=SGD(0.2, 1e-4, Schedule("cosine")))
+    with pytest.raises(AssertionError):
+        assert_same_steps(build("jorge", other).transformation, expected)
+
+
+def test_all_leaves_decay_where_the_configuration_says_so():
+    zero = jax.tree.map(jnp.zeros_like, GRADS)
+    for name in optimizers.OPTIMIZERS:
+        some = steps(build(name).transformation, 1, zero)
+        everything = dataclasses.replace(CONFIG, decay_all=True)
+        every = steps(build(name, everything).transformation, 1, zero)
+        assert not some["bias"].any()
+        assert every["bias"].all()
+        assert some["kernel"].all()
+
+
+def test_the_schedule_of_sgd_can_be_kept():
+    kept, thirds = (build(name) for name in ("jorge/sgd-schedule", "jorge"))
+    assert kept.learning_rate(15) == pytest.approx(0.05)
+    assert thirds.learning_rate(15) == pytest.approx(0.01)
+    assert build("sgd/thirds").learning_rate(15) == pytest.approx(0.01)
+    assert build("adamw/thirds").learning_rate(15) == pytest.approx(0.001)
+    assert kept.settings["weight_decay"] == thirds.settings["weight_decay"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd/sgd-schedule", "lion", "jorge/cosine", "jorge/thirds"]
+)
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(ValueError, match="there are sgd, adamw, shampoo, jorge"):
+        optimizers.check_name(name)
+
+
+def test_schedules():
+    make = optimizers.schedule
+    polynomial = make(Schedule("polynomial"), 1.0, 100, 10)
+    np.testing.assert_allclose(polynomial(50), 0.5**0.9, rtol=1e-6)
+    drops = make(Schedule("steps", drops=(3, 6), warmup_epochs=2), 1.0, 100, 10)
+    rates = [float(drops(step)) for step in (0, 9, 19, 29, 31, 59, 61)]
+    np.testing.assert_allclose(rates, [0.05, 0.5, 1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
+    with pytest.raises(ValueError, match="No schedule 'linear'"):
+        make(Schedule("linear"), 1.0, 100, 10)
+
+
+def test_a_part_may_have_a_larger_learning_rate():
+    config = dataclasses.replace(CONFIG, learning_rate_factors=(("bias", 10.0),))
+    for name in ("sgd", "jorge"):
+        plain, scaled = (
+            steps(build(name, c).transformation, 1) for c in (CONFIG, config)
+        )
+        np.testing.assert_allclose(scaled["bias"], 10 * plain["bias"], rtol=1e-6)
+        np.testing.assert_array_equal(scaled["kernel"], plain["kernel"])
+
+
+# The paper's tables of hyperparameters. Steps in an epoch do not matter: take 7.
+PAPER = [
+    (CLASSIFICATION["resnet50-1024"], 0.4, (30, 60), 5, 50, (0.004, 0.1)),
+    (CLASSIFICATION["resnet50-256"], 0.1, (30, 60), 0, 2, (0.001, 0.1)),
+    (SEGMENTATION["deeplabv3-64"], 0.02, (10, 20), 0, 4, (0.0002, 0.01)),
+]
+
+
+@pytest.mark.parametrize(("config", "rate", "drops", "warmup", "k", "adamw"), PAPER)
+def test_full_size_configurations_are_the_papers(config, rate, drops, warmup, k, adamw):
+    total = 7 * config.epochs
+    rules = optimizers.derive(config, steps=total, steps_per_epoch=7)
+    assert rules.learning_rate == config.sgd.learning_rate == rate
+    assert config.sgd.weight_decay == 1e-4
+    assert rules.weight_decay == pytest.approx(1e-3)
+    assert rules.boundaries == tuple(7 * epoch for epoch in drops)
+    assert rules.warmup_steps == 7 * warmup
+    assert rules.update_interval == k
+    assert (config.adamw.learning_rate, config.adamw.weight_decay) == adamw
+    assert config.adamw.schedule.kind == "cosine"
+
+
+# Scoring of segmentation.
+
+
+class Fixed:
+    """A model whose prediction is its input."""
+
+    def __call__(self, image):
+        return jax.nn.one_hot(image[..., 0].astype(int), 3), None
+
+
+def test_the_confusion_matrix_counts_labelled_pixels():
+    truth = np.array([[[0, 0, 1], [2, 2, -1]]])
+    guess = np.array([[[0, 1, 1], [2, 0, 2]]])
+    batch = {"image": guess[..., None].astype(np.float32), "label": truth}
+    total = segmentation.confusion(Fixed(), batch, 3)
+    np.testing.assert_array_equal(total, [[1, 1, 0], [0, 1, 0], [1, 0, 1]])
+    score = segmentation.score(np.asarray(total))
+    assert score["mean_iou"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
+    assert score["pixel_accuracy"] == pytest.approx(3 / 5)
+
+
+def test_classes_that_do_not_occur_do_not_count():
+    total = np.array([[5, 0, 0], [0, 5, 0], [0, 0, 0]])
+    assert segmentation.score(total)["mean_iou"] == 1
+    total[2, 2] = 1
+    total[2, 0] = 1
+    assert segmentation.score(total)["mean_iou"] < 1
+
+
+def test_the_loss_leaves_pixels_without_label_out():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 3, 4)))
+    labels = jnp.array([[[0, 1, 2], [3, -1, -1]]])
+    changed = logits.at[0, 1, 1:].add(7.0)
+    loss = segmentation._cross_entropy
+    np.testing.assert_array_equal(loss(logits, labels), loss(changed, labels))
+    assert loss(logits, labels) != loss(logits.at[0, 0, 0, 0].add(7.0), labels)
+    assert loss(logits, jnp.full_like(labels, -1)) == 0

@@ -1,0 +1,361 @@
+"""Composite: roots of tracked statistics by a few polynomials."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jorge_optax import (
+    Composite,
+    Series,
+    Tiling,
+    describe,
+    diagnostics,
+    graft,
+    jorge,
+    scale_by_jorge,
+    state_size,
+)
+from jorge_optax._composite import POLYNOMIALS, composite_products, composite_root
+from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
+
+RULE = Composite()
+# The largest relative error of the default polynomials, and where it holds.
+ERROR, SMALLEST = 0.0375, 3e-5
+
+
+def scan(gradient_at, steps, shape, rule=RULE):
+    """scale_by_jorge with a refresh at every step, in one compiled scan."""
+    optimizer = scale_by_jorge(update_interval=1, refresh=rule)
+
+    def step(state, t):
+        direction, state = optimizer.update(gradient_at(t), state)
+        return state, direction
+
+    state = optimizer.init(jnp.zeros(shape))
+    return jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(steps)))(state)
+
+
+def matrix(eigenvalues, seed=0):
+    size = len(eigenvalues)
+    random = np.random.default_rng(seed).normal(size=(size, size))
+    vectors = np.linalg.qr(random)[0]
+    return (vectors * eigenvalues) @ vectors.T, vectors
+
+
+# --- the kernel --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+def test_root_is_within_the_error_of_the_polynomials(scale):
+    # The largest four times: then the bound is at least twice the largest.
+    eigenvalues = scale * np.r_[np.geomspace(3 * SMALLEST, 1, 60), 1, 1, 1]
+    statistic, vectors = matrix(eigenvalues)
+    root = np.asarray(composite_root(jnp.asarray(statistic)))
+    relative = np.diag(vectors.T @ root @ vectors) * eigenvalues**0.25
+    assert 1 - ERROR < relative.min() < 0.98
+    assert 1.02 < relative.max() < 1 + ERROR
+
+
+@pytest.mark.usefixtures("x64")
+def test_eigenvalues_too_small_for_the_polynomials_get_the_largest_root():
+    statistic, vectors = matrix(np.r_[1.0, 1e-9, 0.0, -1e-12])
+    root = np.asarray(composite_root(jnp.asarray(statistic)))
+    values = np.diag(vectors.T @ root @ vectors)
+    largest = np.prod([polynomial[0] for polynomial in POLYNOMIALS])
+    np.testing.assert_allclose(values[1:], largest, rtol=1e-4)
+    assert abs(values[0] - 1) < ERROR
+
+
+def test_eigenvalues_of_the_root_are_bounded_from_both_sides():
+    """docs/composite.md: the condition number of a root is at most 15.2."""
+    x = np.r_[0, np.geomspace(1e-12, 1, 10_000)]
+    y, rest = np.ones_like(x), x
+    for polynomial in POLYNOMIALS:
+        factor = np.polynomial.Polynomial(polynomial)(rest)
+        y, rest = y * factor, rest * factor**4
+    assert y.max() == y[0] < 14.62
+    assert y.min() > 0.96
+    assert y.max() / y.min() < 15.2
+
+
+def test_roots_are_symmetric_to_the_bit_and_positive():
+    rng = np.random.default_rng(1)
+    for rank in (1, 7, 64):
+        g = jnp.asarray(rng.normal(size=(64, rank)), jnp.float32)
+        root = np.asarray(composite_root(g @ g.T))
+        chex.assert_trees_all_equal(root, root.T)
+        values = np.linalg.eigvalsh(root)
+        assert values[0] > values[-1] / 20
+    assert not np.array_equal(g @ g.T @ g @ g.T @ g, (g @ g.T @ g @ g.T @ g).T)
+
+
+@pytest.mark.parametrize("degrees", [(1,), (2,), (3,), (4, 4), (2, 4, 1), (5, 6)])
+def test_any_polynomials_and_the_count_of_their_products(degrees):
+    rng = np.random.default_rng(2)
+    polynomials = tuple(
+        tuple(rng.uniform(0.1, 0.5, size=degree + 1)) for degree in degrees
+    )
+    statistic, vectors = matrix(np.linspace(0.1, 1, 6))
+    function = functools.partial(composite_root, polynomials=polynomials)
+    values = np.linspace(0.1, 1, 6)
+    squares = degrees[0] > 1
+    bound = np.sum(values**4) ** 0.25 if squares else np.sqrt(np.sum(values**2))
+    x, y = values / bound, bound**-0.25
+    for polynomial in polynomials:
+        factor = np.polynomial.Polynomial(polynomial)(x)
+        x, y = x * factor**4, y * factor
+    root = np.asarray(function(jnp.asarray(statistic, jnp.float32)))
+    np.testing.assert_allclose(np.diag(vectors.T @ root @ vectors), y, rtol=1e-4)
+    text = str(jax.make_jaxpr(function)(jnp.ones((6, 6))))
+    assert text.count("dot_general") == composite_products(polynomials)
+
+
+# --- options -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Composite(beta2=1.0), r"Composite.beta2 must lie in \[0, 1\), got 1"),
+        (lambda: Composite(beta2="much"), "Composite.beta2 must be a number"),
+        (lambda: Composite(start=-1.0), "Composite.start must be finite and at least"),
+        (lambda: Composite(polynomials=()), "at least one polynomial"),
+        (lambda: Composite(polynomials=((1.0,),)), "at least 2 finite numbers, got"),
+        (lambda: Composite(polynomials=(3.0,)), "at least 2 finite numbers, got 3.0"),
+        (lambda: Composite(polynomials=((1, -2),)), "positive .* got .*-1 somewhere"),
+        (lambda: Composite(polynomials=((2, -1), (1, -2))), "positive"),
+        (lambda: Series(()), "Series.factors must be at least 1 finite number, got"),
+        (lambda: Series((np.nan,)), "Series.factors must be at least 1 finite number"),
+        (lambda: jorge(0.1, refresh="composite"), "refresh must be a Series.*'compo"),
+    ],
+)
+def test_bad_options_are_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+@pytest.mark.usefixtures("x64")
+def test_series_may_have_any_factors():
+    rng = np.random.default_rng(3)
+    for factors in (
+        (-0.25,),
+        (-0.2304, 0.0727),
+        (-1 / 4, 5 / 32, -15 / 128, 195 / 2048),
+    ):
+        for shape in ((5, 4), (12, 2)):
+            g = rng.normal(size=shape)
+            optimizer = scale_by_jorge(
+                update_interval=1, refresh=Series(factors), root_dtype="float64"
+            )
+            params = jnp.zeros(shape)
+            _, state = optimizer.update(jnp.asarray(g), optimizer.init(params))
+            root = 1e-6**-0.25 * np.eye(shape[0])
+            x = np.linalg.matrix_power(root, 4) @ g @ g.T
+            norm = np.linalg.norm(x)
+            series = np.eye(shape[0]) + sum(
+                f * np.linalg.matrix_power(x / norm, k + 1)
+                for k, f in enumerate(factors)
+            )
+            expected = (1 + 1 / norm) ** 0.25 * root @ series
+            found = next(iter(state.roots.values())).left[0]
+            chex.assert_trees_all_close(found, expected, rtol=1e-9)
+            with pytest.raises(AssertionError):
+                chex.assert_trees_all_close(found, expected * 1.0001, rtol=1e-9)
+
+
+def test_one_factor_costs_one_product_less():
+    def products(factors):
+        optimizer = scale_by_jorge(refresh=Series(factors))
+        params = jax.ShapeDtypeStruct((8, 8), "float32")
+        state = jax.eval_shape(optimizer.init, params)
+        return str(jax.make_jaxpr(optimizer.update)(params, state)).count("dot_general")
+
+    assert products((-0.25,)) == products((-0.25, 0.15)) - 1
+    assert products((-0.25, 0.15, -0.1)) == products((-0.25, 0.15)) + 1
+
+
+def test_statistics_are_float32_at_least():
+    for root_dtype in ("float32", "bfloat16"):
+        optimizer = jorge(0.1, refresh=RULE, root_dtype=root_dtype)
+        state = optimizer.init(jnp.zeros((6, 4), jnp.bfloat16))
+        statistics = optax.tree.get(state, "statistics")
+        assert {leaf.dtype for leaf in jax.tree.leaves(statistics)} == {
+            jnp.dtype("float32")
+        }
+        roots = optax.tree.get(state, "roots")
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(roots)} == {root_dtype}
+
+
+def test_damping_adds_a_share_of_the_mean_of_the_diagonal():
+    g = np.random.default_rng(4).normal(size=(5, 3))
+    optimizer = scale_by_jorge(update_interval=1, refresh=RULE, damping=0.2)
+    _, state = optimizer.update(jnp.asarray(g, jnp.float32), optimizer.init(g))
+    gram = g @ g.T
+    damped = 0.05 * (gram + 0.5 * np.trace(gram) / 5 * np.eye(5))
+    np.testing.assert_allclose(state.statistics["5x3"].left[0], damped, atol=1e-6)
+    _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+    damped = 0.95 * damped + 0.05 * (gram + 0.2 * np.trace(gram) / 5 * np.eye(5))
+    np.testing.assert_allclose(state.statistics["5x3"].left[0], damped, atol=1e-6)
+
+
+def test_start_adds_to_the_first_gram_only():
+    rng = np.random.default_rng(4)
+    for start in (0.0, 1.0, 3.0):
+        rule = Composite(start=start)
+        optimizer = scale_by_jorge(update_interval=1, refresh=rule)
+        state = optimizer.init(jnp.zeros((5, 3)))
+        expected = 0
+        for k in range(3):
+            g = rng.normal(size=(5, 3)) * 100**-k
+            _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+            gram = g.T @ g
+            extra = start * np.trace(gram) / 3 * np.eye(3) if k == 0 else 0
+            expected = 0.95 * expected + 0.05 * (gram + extra)
+            found = state.statistics["5x3"].right[0]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_diagnostics_and_sizes_know_of_statistics():
+    params = {"w": jnp.zeros((6, 4))}
+    grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))}
+    reports = {}
+    for rule in (Series(), RULE):
+        optimizer = jorge(0.1, refresh=rule)
+        _, state = optimizer.update(grads, optimizer.init(params))
+        reports[rule] = diagnostics(state, grads)
+    assert set(reports[Series()]) - set(reports[RULE]) == {
+        f"6x4/{side}/{name}"
+        for side in ("left", "right")
+        for name in ("beta2", "growth")
+    }
+    assert set(reports[RULE]) <= set(reports[Series()])
+    assert reports[RULE]["6x4/left/asymmetry"] == 0
+    assert reports[Series()]["6x4/left/asymmetry"] > 0
+
+    more = 4 * (6 * 6 + 4 * 4)
+    assert state_size(params, refresh=RULE) == state_size(params) + more
+    row = describe(params, refresh=RULE).leaves[0]
+    assert row.state_bytes == describe(params).leaves[0].state_bytes + more
+
+
+# --- it never breaks ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [1.0, 1e-18, 1e18, 1e-30, 1e30])
+def test_scaled_gradients(dtype, factor):
+    rng = np.random.default_rng(5)
+    grads = [factor * rng.normal(size=(32, 24)) for _ in range(30)]
+    assert_as_long_as_sgd(grads, dtype, refresh=RULE)
+    assert_as_long_as_sgd(grads, dtype, refresh=RULE, tiling=Tiling(8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_gradients_change_nothing(dtype):
+    rng = np.random.default_rng(6)
+    optimizer = jorge(0.1, refresh=RULE, update_interval=1)
+    params = jnp.ones((6, 4), dtype)
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for zeros in (3, 0):  # before the first gradient, and after it
+        for _ in range(2000 if zeros == 0 else 3):
+            updates, after = update(jnp.zeros_like(params), state, params)
+            chex.assert_tree_all_finite((updates, after))
+            for field in ("roots", "statistics"):
+                chex.assert_trees_all_equal(
+                    optax.tree.get(after, field), optax.tree.get(state, field)
+                )
+            state = after
+            if zeros == 0:
+                break
+        gradient = jnp.asarray(rng.normal(size=(6, 4)), dtype)
+        before = state
+        _, state = update(gradient, state, params)
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(
+                optax.tree.get(before, "roots"), optax.tree.get(state, "roots")
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_gradient_never_enters_roots_or_statistics(bad):
+    rng = np.random.default_rng(7)
+    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), refresh=RULE)
+    params = jnp.zeros((12, 6))
+    state = optimizer.init(params)
+    for _ in range(3):
+        gradient = jnp.asarray(rng.normal(size=(12, 6)), jnp.float32)
+        _, state = optimizer.update(gradient, state, params)
+    _, after = optimizer.update(gradient.at[2, 1].set(bad), state, params)
+    for field in ("roots", "statistics"):
+        old, new = (optax.tree.get(s, field)["6x6"] for s in (state, after))
+        chex.assert_tree_all_finite(new)
+        first, second = (
+            jax.tree.map(lambda x, i=i: x[i], (old, new)) for i in range(2)
+        )
+        chex.assert_trees_all_equal(*first)  # the tile with the bad entry
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(*second)
+
+
+def test_a_row_dead_for_100_000_refreshes_wakes():
+    pool = jnp.asarray(np.random.default_rng(8).normal(size=(64, 8, 4)), jnp.float32)
+    dead = pool.at[:, 3].set(0)
+
+    def gradient_at(t):
+        return jnp.where(t < 100_000, dead[t % 64], pool[t % 64])
+
+    state, directions = scan(gradient_at, 100_040, (8, 4))
+    chex.assert_tree_all_finite((state, directions))
+    rows = np.linalg.norm(np.asarray(directions[100_000:], np.float64), axis=2)
+    shares = rows[:, 3] / np.linalg.norm(rows, axis=1)
+    # As with exact roots, the gradient enters the statistic before it is
+    # preconditioned: the row that wakes is strong, but does not take over.
+    assert np.all(shares < 0.9)
+    assert np.mean(shares[20:]) < 0.5
+    by_series, directions = scan(gradient_at, 100_040, (8, 4), Series())
+    rows = np.linalg.norm(np.asarray(directions[100_000:], np.float64), axis=2)
+    assert np.all(rows[:20, 3] / np.linalg.norm(rows[:20], axis=1) > 0.9)
+
+
+@pytest.mark.parametrize("axis_aligned", [True, False])
+def test_rank_one_gradients(axis_aligned):
+    rng = np.random.default_rng(9)
+    left, right = rng.normal(size=16), rng.normal(size=8)
+    if axis_aligned:
+        left, right = np.eye(16)[2], np.eye(8)[5]
+    gradient = jnp.asarray(np.outer(left, right), jnp.float32)
+    state, directions = scan(lambda t: gradient, 20_000, (16, 8))
+    chex.assert_tree_all_finite(state)
+    last = np.asarray(directions[-1], np.float64)
+    cosine = np.sum(last * gradient) / norm64(last) / norm64(gradient)
+    assert cosine > 1 - 1e-6
+
+
+def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
+    """Here not even with one norm for the whole leaf."""
+    rng = np.random.default_rng(10)
+    grads = [rng.normal(size=(16, 8)) for _ in range(60)]
+    grads[40][:8] *= 1e-4
+
+    def shares(refresh):
+        optimizer = graft(
+            optax.trace(0.9),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), refresh=refresh),
+        )
+        state = optimizer.init(jnp.zeros((16, 8)))
+        update = jax.jit(optimizer.update)
+        result = []
+        for gradient in grads:
+            updates, state = update(jnp.asarray(gradient, jnp.float32), state)
+            result.append(norm64(updates[:8]) / norm64(updates))
+        return np.array(result[41:])
+
+    assert np.all(np.abs(shares(RULE) - np.sqrt(0.5)) < 0.2)
+    assert np.all(shares(Series()) > 0.99)

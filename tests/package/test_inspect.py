@@ -1,0 +1,168 @@
+"""describe, state_size and diagnostics: exact, pure, and at home in any tree."""
+
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jorge_optax import (
+    MatrixView,
+    Tiling,
+    default_view,
+    describe,
+    diagnostics,
+    jorge,
+    scale_by_jorge,
+    state_size,
+)
+
+
+def real_bytes(state):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+PARAMS = {
+    "conv": jnp.zeros((3, 3, 4, 8)),
+    "dense": {"kernel": jnp.zeros((70, 33)), "bias": jnp.zeros((33,))},
+    "half": jnp.zeros((20, 20), jnp.bfloat16),
+    "scan": jnp.zeros((3, 5, 6)),
+    "scalar": jnp.zeros(()),
+    "column": jnp.zeros((17, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"root_dtype": "bfloat16"},
+        {"tiling": Tiling(16)},
+        {"grafting": None},
+        {"grafting": optax.scale_by_adam()},
+    ],
+)
+def test_state_size_is_exact_and_allocates_nothing(options):
+    real = real_bytes(jorge(0.1, **options).init(PARAMS))
+    assert state_size(PARAMS, **options) == real
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
+    assert state_size(structs, **options) == real
+    assert describe(structs, **options).state_bytes == real
+    # The rows add up, but for counts and stand-ins.
+    rows = sum(leaf.state_bytes for leaf in describe(structs, **options).leaves)
+    assert 0 <= real - rows <= 32
+    assert state_size({**PARAMS, "more": jnp.zeros((4, 4))}, **options) > real
+
+
+def test_describe_tells_what_happens_to_each_parameter():
+    def view(path, shape):
+        if path == "scan":
+            return MatrixView((1,), (2,))
+        return None if path == "half" else default_view(shape)
+
+    table = describe(PARAMS, tiling=Tiling(40, view=view))
+    rows = {leaf.path: leaf for leaf in table.leaves}
+    assert rows["conv"].matrix == "36x8"
+    assert rows["conv"].tiles == "1 of 36x8"
+    assert rows["dense/kernel"].tiles == "2 of 35x33"
+    assert rows["dense/kernel"].stacks == ("35x33",)
+    assert rows["scan"].matrix == "3 of 5x6"
+    assert rows["scan"].tiles == "3 of 5x6"
+    assert rows["conv"].preconditioned == "yes"
+    assert rows["scalar"].preconditioned == "no: no matrix"
+    assert rows["column"].preconditioned == "no: a side shorter than 2"
+    assert rows["half"].preconditioned == "no: left out by Tiling.view"
+    # two float32 momenta and two roots; one momentum
+    assert rows["conv"].state_bytes == 4 * (2 * 36 * 8 + 36**2 + 8**2)
+    assert rows["dense/bias"].state_bytes == 4 * 33
+    assert rows["half"].state_bytes == 4 * 400
+    text = str(table)
+    assert "dense/kernel" in text
+    assert "AdamW's" in text
+    assert json.loads(json.dumps(table.to_dict()))["stacks"]["35x33"] == 2
+
+
+def trained(optimizer, steps=12, dead_row=False):
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.zeros((8, 5)), "b": jnp.zeros((5,))}
+    state = optimizer.init(params)
+    grads = params
+    for _ in range(steps):
+        grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
+        if dead_row:
+            grads["w"] = grads["w"].at[2].set(0)
+        _, state = optimizer.update(grads, state, params)
+    return params, state, grads
+
+
+def test_diagnostics_agree_with_linear_algebra():
+    _, state, grads = trained(jorge(0.1, update_interval=1))
+    report = diagnostics(state, grads)
+    roots = optax.tree.get(state, "roots")["8x5"]
+    gradient = np.asarray(grads["w"], np.float64)
+    for side, g in (("left", gradient), ("right", gradient.T)):
+        root = np.asarray(getattr(roots, side)[0], np.float64)
+        values = np.linalg.eigvalsh((root + root.T) / 2)
+        found = {
+            key.removeprefix(f"8x5/{side}/"): float(value[0])
+            for key, value in report.items()
+        }
+        assert found["norm"] == pytest.approx(np.linalg.norm(root), rel=1e-5)
+        assert values[-1] * 0.9 < found["largest"] <= values[-1] * 1.0001
+        assert 0.7 * values[-1] / values[0] < found["condition"]
+        assert found["condition"] <= 1.001 * values[-1] / values[0]
+        asymmetry = np.linalg.norm(root - root.T) / np.linalg.norm(root)
+        assert found["asymmetry"] == pytest.approx(asymmetry, rel=1e-3)
+        norm = np.linalg.norm(np.linalg.matrix_power(root, 4) @ g @ g.T)
+        assert found["beta2"] == pytest.approx(norm / (norm + 1), rel=1e-3)
+        assert found["growth"] == pytest.approx((norm / (norm + 1)) ** -0.25, rel=1e-3)
+        assert found["unexcited"] == 0
+    direction = np.asarray(roots.left[0]) @ gradient @ np.asarray(roots.right[0])
+    cosine = np.sum(direction * gradient)
+    cosine /= np.linalg.norm(direction) * np.linalg.norm(gradient)
+    assert float(report["8x5/cosine"][0]) == pytest.approx(cosine, rel=1e-3)
+
+
+def test_diagnostics_count_rows_that_no_gradient_has_excited():
+    _, state, _ = trained(jorge(0.1, update_interval=1), dead_row=True)
+    report = diagnostics(state)
+    assert report["8x5/left/unexcited"].tolist() == [1]
+    assert report["8x5/right/unexcited"].tolist() == [0]
+    assert float(report["8x5/left/condition"][0]) > 1.5
+
+
+def test_diagnostics_find_the_state_wherever_it_is():
+    plain = diagnostics(trained(jorge(0.1, update_interval=1))[1])
+    wrapped = {
+        "chain": optax.chain(optax.clip(1e9), jorge(0.1, update_interval=1)),
+        "inject": optax.inject_hyperparams(jorge)(0.1, update_interval=1),
+        "direction": optax.chain(scale_by_jorge(update_interval=1), optax.scale(0.1)),
+        "finite": optax.apply_if_finite(jorge(0.1, update_interval=1), 3),
+    }
+    for optimizer in wrapped.values():
+        found = diagnostics(trained(optimizer)[1])
+        chex.assert_trees_all_close(found, plain, rtol=1e-4)
+    other = diagnostics(trained(jorge(0.1, update_interval=2))[1])
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(other, plain, rtol=1e-4)
+
+
+def test_diagnostics_are_pure_and_jittable():
+    _, state, grads = trained(jorge(0.1, update_interval=1))
+    before = jax.tree.map(np.array, state)
+    eager = diagnostics(state, grads)
+    chex.assert_trees_all_close(jax.jit(diagnostics)(state, grads), eager, rtol=1e-4)
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, state), before)
+    assert json.dumps({key: float(value.max()) for key, value in eager.items()})
+
+
+def test_diagnostics_of_a_state_without_roots_or_without_jorge():
+    assert diagnostics(jorge(0.1).init({"b": jnp.zeros(3)})) == {}
+    with pytest.raises(ValueError, match="found 0"):
+        diagnostics(optax.sgd(0.1).init({"b": jnp.zeros(3)}))
+    state = jorge(0.1).init({"w": jnp.zeros((4, 3))})
+    with pytest.raises(ValueError, match="the state has"):
+        diagnostics(state, {"w": jnp.zeros((5, 3))})

@@ -1,0 +1,340 @@
+"""Bad options and views get an error that names rule and remedy; good ones pass."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jorge_optax import MatrixView, Tiling, default_view, graft, jorge, scale_by_jorge
+from tests.helpers.errors import arrays, differs, every_transformation, saying
+
+NAN, INF = float("nan"), float("inf")
+
+
+# Options, at construction.
+
+
+@every_transformation
+@pytest.mark.parametrize("eps", [0, 0.0, -1e-6, NAN, INF, -INF])
+def test_eps_must_be_positive_and_finite(make, eps):
+    with pytest.raises(
+        ValueError,
+        match=saying("eps must be positive and finite", f"got {eps}", "1e-6"),
+    ):
+        make(eps=eps)
+
+
+@every_transformation
+@pytest.mark.parametrize("damping", [-1e-6, NAN, INF])
+def test_damping_must_be_finite_and_not_negative(make, damping):
+    with pytest.raises(
+        ValueError,
+        match=saying("damping must be finite and at least 0", f"got {damping}"),
+    ):
+        make(damping=damping)
+
+
+@every_transformation
+@pytest.mark.parametrize("interval", [0, -3, 2.5, 0.5, -INF])
+def test_update_interval_must_be_a_positive_integer(make, interval):
+    with pytest.raises(
+        ValueError,
+        match=saying(
+            "update_interval must be an integer of at least 1, or a schedule",
+            f"got {interval}",
+            "refreshed every update_interval steps",
+        ),
+    ):
+        make(update_interval=interval)
+
+
+@pytest.mark.parametrize("interval", [NAN, INF])
+def test_update_interval_must_be_finite(interval):
+    with pytest.raises(ValueError, match=saying("update_interval", f"got {interval}")):
+        jorge(0.1, update_interval=interval)
+
+
+@pytest.mark.parametrize("momentum", [1, 1.0, 1.5, -0.1, NAN, INF, True])
+def test_momentum_must_lie_between_zero_and_one(momentum):
+    with pytest.raises(
+        ValueError,
+        match=saying("momentum must lie in [0, 1)", f"got {momentum}", "0.9 is usual"),
+    ):
+        jorge(0.1, momentum=momentum)
+
+
+@pytest.mark.parametrize("weight_decay", [-1e-4, NAN, INF])
+def test_weight_decay_must_not_be_negative(weight_decay):
+    with pytest.raises(
+        ValueError,
+        match=saying(
+            "weight_decay must be finite and at least 0", f"got {weight_decay}"
+        ),
+    ):
+        jorge(0.1, weight_decay=weight_decay)
+
+
+@every_transformation
+@pytest.mark.parametrize("root_dtype", ["nonsense", "float31", 3, object()])
+def test_root_dtype_must_be_a_dtype(make, root_dtype):
+    with pytest.raises(
+        ValueError,
+        match=saying(
+            "root_dtype must name a floating-point dtype",
+            f"got {root_dtype!r}",
+            "Choose 'float32', 'bfloat16' or 'float64'",
+        ),
+    ):
+        make(root_dtype=root_dtype)
+
+
+@every_transformation
+@pytest.mark.parametrize("root_dtype", ["float16", "float8_e5m2"])
+def test_root_dtype_must_have_a_wide_range(make, root_dtype):
+    with pytest.raises(
+        ValueError,
+        match=saying(
+            "float32's range of exponents",
+            f"got {root_dtype}",
+            "Choose 'float32', 'bfloat16' or 'float64'",
+        ),
+    ):
+        make(root_dtype=root_dtype)
+
+
+@pytest.mark.parametrize("momentum_dtype", ["nonsense", "float16", "int32", 3])
+def test_momentum_dtype_must_be_a_floating_dtype_of_wide_range(momentum_dtype):
+    with pytest.raises(
+        ValueError, match=saying("momentum_dtype must", "got", "Choose 'float32'")
+    ):
+        jorge(0.1, momentum_dtype=momentum_dtype)
+
+
+@pytest.mark.parametrize("root_dtype", ["int32", "bool", "complex64", jnp.int8])
+def test_root_dtype_must_be_real_and_floating(root_dtype):
+    with pytest.raises(
+        ValueError,
+        match=saying("root_dtype must", "got", jnp.dtype(root_dtype).name, "Choose"),
+    ):
+        jorge(0.1, root_dtype=root_dtype)
+
+
+@pytest.mark.parametrize("grafting", ["adam", "SGD", "", 3, 0.9, optax.sgd, ("sgd",)])
+def test_grafting_must_be_known(grafting):
+    with pytest.raises(
+        ValueError,
+        match=saying(
+            "grafting must be 'sgd', an optax transformation of unit learning rate or "
+            "None",
+            f"got {grafting!r}",
+        ),
+    ):
+        jorge(0.1, grafting=grafting)
+
+
+@every_transformation
+@pytest.mark.parametrize("tiling", [256, "256", Tiling, (256, None), {}, 0])
+def test_tiling_must_be_a_tiling(make, tiling):
+    with pytest.raises(
+        TypeError, match=saying("tiling must be a Tiling or None", f"got {tiling!r}")
+    ):
+        make(tiling=tiling)
+
+
+@pytest.mark.parametrize("tiling", [256, Tiling, 0])
+def test_tiling_of_graft_must_be_a_tiling(tiling):
+    with pytest.raises(
+        TypeError,
+        match=saying("graft: tiling must be a Tiling or None", f"got {tiling!r}"),
+    ):
+        graft(optax.identity(), optax.identity(), tiling=tiling)
+
+
+@pytest.mark.parametrize("max_dim", [True, False, 2.0, "256", None, (8, 8), NAN])
+def test_tile_size_must_be_an_int(max_dim):
+    with pytest.raises(
+        TypeError,
+        match=saying("Tiling.max_dim must be a Python int", f"got {max_dim!r}"),
+    ):
+        Tiling(max_dim=max_dim)
+
+
+@pytest.mark.parametrize("max_dim", [0, -1])
+def test_tile_size_must_be_positive(max_dim):
+    with pytest.raises(
+        ValueError, match=saying("Tiling.max_dim must be at least 1", f"got {max_dim}")
+    ):
+        Tiling(max_dim=max_dim)
+
+
+@pytest.mark.parametrize("view", [None, 3, "rows", MatrixView((0,), (1,))])
+def test_view_must_be_a_function(view):
+    with pytest.raises(
+        TypeError,
+        match=saying(
+            "Tiling.view must be a function of a path and a shape",
+            "MatrixView or None",
+            f"got {view!r}",
+        ),
+    ):
+        Tiling(view=view)
+
+
+@pytest.mark.parametrize("make", [jorge, scale_by_jorge, Tiling])
+def test_unknown_options_are_refused(make):
+    known: dict[str, Any] = {"learning_rate": 0.1} if make is jorge else {}
+    with pytest.raises(
+        TypeError, match=saying(make.__name__, "unexpected keyword argument", "block")
+    ):
+        make(**known, block_size=128)
+
+
+def test_precision_must_be_known():
+    message = saying("precision must be one that", "'nonsense'", "Choose 'highest'")
+    with pytest.raises(ValueError, match=message):
+        jorge(0.1, precision="nonsense")
+
+
+@pytest.mark.parametrize("option", ["eps", "damping", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", ["1e-6", None])
+def test_options_that_are_no_numbers(option, value):
+    with pytest.raises(TypeError, match=saying(f"{option} must be a number", "got")):
+        jorge(0.1, **{option: value})
+
+
+def test_graft_takes_transformations_only():
+    with pytest.raises(TypeError, match=saying("graft: magnitude must be", "0.9")):
+        graft(0.9, optax.identity())  # pyright: ignore
+
+
+# What the view answers.
+
+SHAPE = (3, 2, 4)
+
+
+ONE_AXIS_EACH = "must each name at least one axis in [-3, 3)"
+TWICE = "names an axis twice"
+
+
+@every_transformation
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        (MatrixView((0,), (3,)), ONE_AXIS_EACH),
+        (MatrixView((0,), (-4,)), ONE_AXIS_EACH),
+        (MatrixView((), (0,)), ONE_AXIS_EACH),
+        (MatrixView((0,), ()), ONE_AXIS_EACH),
+        (MatrixView((0, 1), (1,)), TWICE),
+        (MatrixView((0, 0), (1,)), TWICE),
+        (MatrixView((2,), (-1,)), TWICE),
+    ],
+    ids=str,
+)
+def test_a_view_must_fit_the_leaf(make, answer, rule):
+    with pytest.raises(ValueError, match=about_the_view(answer, rule)):
+        make(tiling=answering(answer)).init(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        7,
+        True,
+        "rows",
+        "ab",
+        (0, 1, 2),
+        {},
+        MatrixView(0, 1),  # pyright: ignore
+        MatrixView(("rows",), (1,)),  # pyright: ignore
+        MatrixView(((0,),), (1,)),  # pyright: ignore
+    ],
+    ids=str,
+)
+def test_a_view_must_be_a_view(answer):
+    with pytest.raises(ValueError, match=about_the_view(answer, "")):
+        jorge(0.1, tiling=answering(answer)).init(LAYERS)
+
+
+LAYERS = {"layers": [jnp.ones((3, 3)), {"kernel": jnp.ones(SHAPE)}]}
+
+
+def answering(answer: Any) -> Tiling:
+    """A tiling that answers so for the one kernel."""
+    return Tiling(
+        view=lambda path, shape: answer if "kernel" in path else default_view(shape)
+    )
+
+
+def about_the_view(answer: Any, rule: str) -> str:
+    return saying(
+        f"Tiling.view gave {answer!r} for the parameter 'layers/1/kernel' of shape "
+        "(3, 2, 4)",
+        rule,
+        "Return a MatrixView that names existing axes once each, "
+        "jorge_optax.default_view(shape), or None",
+    )
+
+
+@pytest.mark.parametrize("answer", [((0.5,), (1,)), ("0", "1")], ids=str)
+def test_an_axis_of_a_view_must_be_an_integer(answer):
+    with pytest.raises(ValueError, match=about_the_view(answer, "")):
+        jorge(0.1, tiling=answering(answer)).init(LAYERS)
+
+
+def test_what_a_bad_view_should_have_been_is_accepted():
+    for answer in (MatrixView((0,), (-1,)), ((0,), (2,)), default_view(SHAPE), None):
+        scale_by_jorge(tiling=answering(answer)).init(LAYERS)
+
+
+# Good values pass, traced ones included.
+
+
+def test_values_at_the_edge_of_the_allowed_pass():
+    params = arrays(w=(3, 2))
+    for options in (
+        {"momentum": 0},
+        {"momentum": 0.999},
+        {"eps": 1e-30},
+        {"eps": 1},
+        {"update_interval": 1},
+        {"update_interval": 3.0},
+        {"update_interval": lambda count: 2.0},
+        {"damping": 0},
+        {"weight_decay": 0},
+        {"root_dtype": "bfloat16"},
+        {"root_dtype": jnp.float32},
+        {"precision": None},
+        {"precision": jax.lax.Precision.HIGH},
+        {"tiling": Tiling(1)},
+        {"grafting": optax.identity()},
+    ):
+        jorge(0.1, **options).init(params)
+
+
+def test_traced_values_pass():
+    params = arrays(w=(4, 3), b=(2,))
+    gradients = [arrays(w=(4, 3), b=(2,)), jax.tree.map(jnp.cos, params)]
+
+    def train(numbers):
+        optimizer = jorge(**numbers)
+        state = optimizer.init(params)
+        for gradient in gradients:
+            updates, state = optimizer.update(gradient, state, params)
+        return updates
+
+    numbers = {
+        "learning_rate": 0.1,
+        "momentum": 0.8,
+        "weight_decay": 0.01,
+        "eps": 1e-3,
+        "update_interval": 1,
+        "damping": 1e-3,
+    }
+    traced = jax.jit(train)
+    concrete = jax.jit(lambda: train(numbers))()
+    chex.assert_trees_all_close(traced(numbers), concrete, rtol=1e-5)
+    for name, other in {"eps": 1.0, "momentum": 0.5, "update_interval": 2}.items():
+        differs(traced({**numbers, name: other}), concrete)
