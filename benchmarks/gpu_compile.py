@@ -23,7 +23,7 @@ import optax
 
 from benchmarks import counts, gpu_target, gpu_text, results, training_steps
 from benchmarks import updates as alone
-from benchmarks.baselines.shampoo import shampoo
+from examples.shared.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 INTERVAL = 50

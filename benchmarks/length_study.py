@@ -29,10 +29,10 @@ import optax
 from optax import contrib
 
 from benchmarks import rates, results
-from benchmarks.baselines.shampoo import ExactRoots
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
 from benchmarks.training_study import BESIDE, SEEDS, TUNING_SEED, Study
+from examples.shared.shampoo import ExactRoots
 from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
 
 MOMENTUM, B2, INTERVAL = 0.9, 0.95, 10

@@ -1,17 +1,18 @@
 """Optimizers by name, built from a configuration."""
 
-import importlib
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from examples.shared.config import Config, Schedule
+from examples.shared.shampoo import ExactRoots
 from jorge_optax import Composite, FromSGD, from_sgd
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 FROM_SGD = ("shampoo", "jorge", "jorge-composite")
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
+REFRESH = {"shampoo": ExactRoots(), "jorge-composite": Composite()}
 
 
 class Built(NamedTuple):
@@ -86,7 +87,7 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
             sgd = config.sgd
             rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
             settings = {**settings, "boundaries": "SGD's schedule"}
-        options = {} if base == "jorge" else {"refresh": _rule(base)}
+        options = {"refresh": REFRESH[base]} if base in REFRESH else {}
         transformation = rules.optimizer(
             learning_rate=rate, weight_decay_mask=mask, **options
         )
@@ -139,13 +140,6 @@ def schedule(
 def kernels(params: optax.Params) -> optax.Params:
     """A mask that leaves out biases and the scales of norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-
-
-def _rule(name: str) -> Any:
-    if name == "jorge-composite":
-        return Composite()
-    # The baseline of all studies; a fork that drops it drops `benchmarks` too.
-    return importlib.import_module("benchmarks.baselines.shampoo").ExactRoots()
 
 
 def _scale_part(part: str, factor: float) -> optax.GradientTransformation:
