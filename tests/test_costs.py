@@ -14,7 +14,7 @@ from benchmarks import (
     step_cost,
     training_steps,
 )
-from examples.classification.models import make_model as make_classifier
+from examples.shared.classification import make_model as make_classifier
 from jorge_optax import jorge
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}

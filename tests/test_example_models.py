@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples.classification import models as classification
 from examples.digits import model as demo
 from examples.segmentation import models as segmentation
+from examples.shared import classification
 from examples.shared.resnet import BasicBlock, Bottleneck, ResNet, he_normal
 
 

@@ -15,9 +15,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from examples.classification import models as classification
 from examples.segmentation import models as segmentation
 from examples.segmentation.models import DeepLabV3
+from examples.shared import classification
 from examples.shared.pretrained import load_backbone, load_torchvision, read_arrays
 from examples.shared.resnet import BasicBlock, Bottleneck, ResNet
 

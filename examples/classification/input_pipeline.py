@@ -36,7 +36,7 @@ def load(
       test_examples: The same for the test split.
     """
     if name == "digits":
-        data = load_digits()
+        data = digits.load_data()
     elif name == "fashion-mnist":
         data = load_fashion_mnist(folder)
     elif name == "cifar10":
@@ -51,23 +51,6 @@ def load(
     if image_size not in (None, data.shape[0]):
         raise ValueError(f"The images of {name} have size {data.shape[0]} only.")
     return data.keep(train_examples, test_examples)
-
-
-def load_digits() -> Data:
-    """Scikit-learn's digits, standardized; training shifts them by up to a pixel."""
-    arrays = digits.load()
-
-    def augment(example: Example, rng: np.random.Generator) -> Example:
-        return {**example, "image": images.random_shift(example["image"], 1, rng)}
-
-    return Data(
-        train=Arrays(arrays.train_images, arrays.train_labels),
-        test=Arrays(arrays.test_images, arrays.test_labels),
-        augment=augment,
-        prepare=dict,
-        classes=10,
-        shape=(8, 8, 1),
-    )
 
 
 def load_fashion_mnist(folder: Folder = None) -> Data:

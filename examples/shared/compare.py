@@ -40,9 +40,21 @@ def compare(
     folder: pathlib.Path,
     *,
     target: float | None = None,
+    figure: pathlib.Path | None = None,
     **options,
 ) -> Comparison:
-    """Runs what is not there yet, seed by seed; writes compare.json, .txt and .png."""
+    """Runs every optimizer with every seed, or resumes it; writes table and plot.
+
+    Args:
+      make_task: Makes the task of a seed.
+      config: The workload.
+      names: Optimizers, by their names in `examples.shared.optimizers`.
+      seeds: One run of each optimizer for each.
+      folder: Where the runs, compare.json and compare.txt go.
+      target: Of the task's metric; None for `SHARE` of SGD's mean at the end.
+      figure: The file of the plot; None for compare.png in the folder.
+      **options: Fields of every `Run`.
+    """
     for name in names:
         optimizers.check_name(name)
     if target is None and "sgd" not in names:
@@ -64,7 +76,7 @@ def compare(
     comparison = Comparison(metric, target, runs)
     (folder / "compare.json").write_text(json.dumps(comparison._asdict()) + "\n")
     (folder / "compare.txt").write_text(table(comparison) + "\n")
-    plot(comparison, folder / "compare.png")
+    plot(comparison, figure or folder / "compare.png")
     return comparison
 
 
@@ -97,14 +109,12 @@ def table(comparison: Comparison) -> str:
         spread = f"{mean(finals):.4f} ({min(finals):.4f} to {max(finals):.4f})"
         compiling = mean(rows[-1]["compile_seconds"] for rows in seeds)
         lines.append(
-            (name, steps, seconds, spread, f"{mean(cost):.0f}", f"{compiling:.1f}")
+            (name, steps, seconds, spread, f"{mean(cost):.1f}", f"{compiling:.1f}")
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    padded = (map(str.ljust, line, widths) for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def plot(comparison: Comparison, path: pathlib.Path) -> None:
