@@ -1,4 +1,4 @@
-"""Several optimizers from the same start on the same batches: one table, one plot."""
+"""Compares optimizers from the same start on the same batches: a table, a plot."""
 
 import json
 import pathlib
@@ -59,8 +59,8 @@ def compare(
         optimizers.check_name(name)
     if target is None and "sgd" not in names:
         raise ValueError(
-            f"The target is {SHARE} of what SGD reaches: compare with sgd, or give it "
-            "with --target."
+            f"The target is {SHARE} of what SGD reaches: add sgd to the comparison, or "
+            "set the target with --target."
         )
     runs: dict[str, list[list[Row]]] = {name: [] for name in names}
     metric = ""
@@ -81,12 +81,12 @@ def compare(
 
 
 def crossing(rows: list[Row], metric: str, target: float) -> Row | None:
-    """The first evaluation at the target or above."""
+    """Returns the first evaluation at the target or above, None for a miss."""
     return next((row for row in rows if _value(row, metric) >= target), None)
 
 
 def table(comparison: Comparison) -> str:
-    """One line for each optimizer; seeds are listed one by one, misses as such."""
+    """Formats one line for each optimizer; every seed is listed, misses included."""
     metric, target, runs = comparison
     lines = [
         (
@@ -118,7 +118,7 @@ def table(comparison: Comparison) -> str:
 
 
 def plot(comparison: Comparison, path: pathlib.Path) -> None:
-    """The metric against steps and against seconds; dots where the target is met."""
+    """Draws the metric against steps and seconds; dots mark where the target is met."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw(left, comparison, "step")
@@ -155,12 +155,12 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
 
 
 def _curve(rows: list[Row], key: str, metric: str) -> np.ndarray:
-    """What is drawn of a run, [2, evaluations]; NaN where it diverged."""
+    """Returns the curve of a run, [2, evaluations]; NaN where it diverged."""
     return np.array([[row[key] for row in rows], [row[metric] for row in rows]], float)
 
 
 def _finite(runs: dict[str, list[list[Row]]], metric: str, index: int) -> list[float]:
-    """The metric of one row of each run, those that diverged left out."""
+    """Returns the metric of one row of each run that did not diverge."""
     values = (rows[index][metric] for seeds in runs.values() for rows in seeds)
     return [value for value in values if value is not None]
 

@@ -1,4 +1,4 @@
-"""Command-line flags that all examples have, and what they start."""
+"""Command-line flags that all examples have, and the runs that they start."""
 
 import argparse
 import ast
@@ -73,7 +73,7 @@ def launch(
 
 
 def override(config: Any, assignment: str) -> Any:
-    """A copy with one field changed, as in "batch_size=64" or "sgd.momentum=0.8"."""
+    """Returns a copy with one field changed, e.g. by "sgd.momentum=0.8"."""
     name, equals, text = assignment.partition("=")
     first, _, rest = name.partition(".")
     fields = [field.name for field in dataclasses.fields(config)]
@@ -107,12 +107,12 @@ def _parse(
         "--compare", nargs="+", metavar="NAME", help="run several, one table, one plot"
     )
     add("--seeds", nargs="+", type=int, default=[0], help="one run for each")
-    add("--steps", type=int, help="length of a run, if not the configuration's epochs")
+    add("--steps", type=int, help="length of a run; default the configuration's epochs")
     add("--quick", action="store_true", help="one seed of 10 steps, to try it out")
     add("--data", type=pathlib.Path, help="folder of the data set")
     add("--out", type=pathlib.Path, help="folder of the results; default runs/CONFIG")
-    add("--devices", type=int, default=1, help="share each batch among so many")
-    add("--target", type=float, help="for --compare, if not 0.99 of SGD's mean")
+    add("--devices", type=int, default=1, help="share each batch among this many")
+    add("--target", type=float, help="of --compare; default 0.99 of SGD's mean")
     add(
         "--figure", type=pathlib.Path, help="for --compare, if not compare.png in --out"
     )
