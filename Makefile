@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/.installed-demo  ## Train on digits with SGD, AdamW and Jorge; write demo.png
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.installed-examples  ## Train on digits with SGD, AdamW and Jorge; write demo.png
+	$(BIN)/python -m examples.digits.main
 
 test: $(VENV)/.installed-test-all  ## Run all tests, with coverage
 	$(BIN)/python -m pytest -n 2 --cov

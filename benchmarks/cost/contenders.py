@@ -14,7 +14,7 @@ import optax
 
 from benchmarks.baselines.muon import dimension_numbers, muon
 from benchmarks.baselines.psgd import psgd
-from benchmarks.baselines.shampoo import shampoo
+from examples.shared.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 INTERVAL = 2

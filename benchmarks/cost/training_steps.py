@@ -13,10 +13,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from examples.classification.models import make_model as make_classifier
-from examples.classification.train import loss as classification_loss
 from examples.segmentation.models import make_model as make_segmenter
 from examples.segmentation.train import loss as segmentation_loss
+from examples.shared.classification import loss as classification_loss
+from examples.shared.classification import make_model as make_classifier
 
 Tree = Any
 

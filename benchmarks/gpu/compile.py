@@ -21,11 +21,11 @@ import sys
 import jax
 import optax
 
-from benchmarks.baselines.shampoo import shampoo
 from benchmarks.cost import counts, training_steps
 from benchmarks.cost import updates as alone
 from benchmarks.gpu import programs, target
 from benchmarks.harness import results
+from examples.shared.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 INTERVAL = 50

@@ -5,7 +5,7 @@ ones, and its direction from that of Shampoo with exact roots? Are they symmetri
 positive, finite? And with TF32 or bfloat16 matrix products?
 Method: each rule sees each stream, a refresh at each gradient, in float32. In parallel,
 float64 tracks the statistic of the rule itself (with the rule's own beta2 at
-each refresh) and that of Shampoo (benchmarks/baselines/shampoo.py: beta2 = 0.95, and
+each refresh) and that of Shampoo (examples/shared/shampoo.py: beta2 = 0.95, and
 0.3 of the mean of its diagonal added to the first gram). Their roots by ``eigh`` are
 exact; where a statistic starts at zero, 1e-6 of the largest eigenvalue is added first.
 Low precision: the inputs of every matrix product of a refresh are rounded, the sums are
@@ -38,12 +38,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.baselines.shampoo import ExactRoots, exact_root
 from benchmarks.harness import results
 from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
 from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
 from benchmarks.numerics.streams import Stream, all_streams, quadratics
+from examples.shared.shampoo import ExactRoots, exact_root
 from jorge_optax import Roots
 
 CHECKPOINTS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 300)

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.baselines.shampoo import ExactRoots
 from benchmarks.cost.counts import matmul_flops
 from benchmarks.numerics.design import design
+from examples.shared.shampoo import ExactRoots
 from jorge_optax import Composite, Roots, Series
 from jorge_optax._scales import split_scale
 

@@ -29,11 +29,11 @@ import optax
 
 from benchmarks.baselines.muon import muon
 from benchmarks.baselines.psgd import psgd
-from benchmarks.baselines.shampoo import shampoo
 from benchmarks.harness import rates, results
 from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
+from examples.shared.shampoo import shampoo
 from jorge_optax import Composite, jorge
 
 MOMENTUM, B2 = 0.9, 0.95

@@ -29,11 +29,11 @@ import numpy as np
 import optax
 from optax import contrib
 
-from benchmarks.baselines.shampoo import ExactRoots
 from benchmarks.harness import rates, results
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
 from benchmarks.training.comparison import BESIDE, SEEDS, TUNING_SEED, Study
+from examples.shared.shampoo import ExactRoots
 from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
 
 MOMENTUM, B2, INTERVAL = 0.9, 0.95, 10

@@ -1,18 +1,10 @@
 """Workloads by name. The paper's are `resnet50-256` and `resnet50-1024`."""
 
+from examples.shared import digits
 from examples.shared.config import SGD, AdamW, Config, Schedule
 
 CONFIGS = {
-    # Tuned for examples/digits: see examples/digits/optimizers.py.
-    "digits": Config(
-        dataset="digits",
-        model="resnet8-thin",
-        batch_size=128,
-        epochs=60,
-        sgd=SGD(0.1, 5e-4, Schedule("steps", drops=(20, 40))),
-        adamw=AdamW(0.003, 0.01, Schedule("steps", drops=(20, 40))),
-        eval_every=10,
-    ),
+    "digits": digits.CONFIG,
     "fashion-mnist": Config(
         dataset="fashion-mnist",
         model="resnet8",

@@ -30,13 +30,13 @@ def load(
     Args:
       name: Which data set.
       folder: Where its files are. The digits need none; for Fashion-MNIST and CIFAR-10
-        it may also come from the environment.
+        an environment variable may name it instead.
       image_size: The side of the images: any for ImageNet (224), 32 or 16 for CIFAR-10.
-      train_examples: Keeps this many, always the same ones; all by default.
+      train_examples: How many to keep, always the same ones; all by default.
       test_examples: The same for the test split.
     """
     if name == "digits":
-        data = load_digits()
+        data = digits.load_data()
     elif name == "fashion-mnist":
         data = load_fashion_mnist(folder)
     elif name == "cifar10":
@@ -53,25 +53,8 @@ def load(
     return data.keep(train_examples, test_examples)
 
 
-def load_digits() -> Data:
-    """Scikit-learn's digits, standardized; training shifts them by up to a pixel."""
-    arrays = digits.load()
-
-    def augment(example: Example, rng: np.random.Generator) -> Example:
-        return {**example, "image": images.random_shift(example["image"], 1, rng)}
-
-    return Data(
-        train=Arrays(arrays.train_images, arrays.train_labels),
-        test=Arrays(arrays.test_images, arrays.test_labels),
-        augment=augment,
-        prepare=dict,
-        classes=10,
-        shape=(8, 8, 1),
-    )
-
-
 def load_fashion_mnist(folder: Folder = None) -> Data:
-    """Fashion-MNIST; training flips the images and shifts them by up to two pixels."""
+    """Loads Fashion-MNIST; training flips images and shifts them by up to 2 pixels."""
 
     def prepare(example: Example) -> Example:
         return _normalized(example, FASHION_MNIST_MEAN, FASHION_MNIST_STD)
@@ -95,9 +78,9 @@ def load_cifar10(
     image_size: int = 32,
     checksums: Mapping[str, str] = files.CIFAR10_SHA256,
 ) -> Data:
-    """CIFAR-10; training crops out of a border of four pixels, and flips.
+    """Loads CIFAR-10; training pads by four pixels, crops at random, and flips.
 
-    At size 16 the images are means of 2x2 pixels and the border is two pixels wide.
+    At size 16 the images are means of 2x2 pixels and the padding is two pixels wide.
     """
     if image_size not in (16, 32):
         raise ValueError(f"The images of cifar10 have size 32 or 16, not {image_size}.")
@@ -124,10 +107,10 @@ def load_cifar10(
 
 
 def load_imagenet(folder: Folder, image_size: int = 224) -> Data:
-    """ImageNet's JPEG files in train/<class>/ and val/<class>/ of the folder.
+    """Loads ImageNet's JPEG files from train/<class>/ and val/<class>/ of the folder.
 
-    Training scales a random part to the size and flips it. Evaluation cuts the middle
-    out of an image whose shorter side is 8/7 of the size.
+    Training scales a random part of an image to the size and flips it. Evaluation
+    scales the shorter side to 8/7 of the size and cuts out the middle.
     """
     if folder is None:
         raise FileNotFoundError("ImageNet needs the folder that has train/ and val/.")

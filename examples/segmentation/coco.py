@@ -124,11 +124,11 @@ def _read(path: pathlib.Path) -> tuple[dict[int, tuple], list[tuple]]:
         raise FileNotFoundError(f"{path} is missing: {_remedy(path)}") from error
     except ValueError as error:  # of the JSON, or of its encoding
         raise ValueError(
-            f"{path} is no JSON, or truncated ({error}): fetch it again."
+            f"{path} is not JSON, or truncated ({error}): fetch it again."
         ) from error
     except KeyError as error:
         raise ValueError(
-            f"{path} lacks the key {error}: it is no file of COCO's instances."
+            f"{path} lacks the key {error}: it is not a file of COCO's instances."
         ) from error
     except TypeError as error:
         raise ValueError(
@@ -169,13 +169,13 @@ def load(
     image_size: int = 480,
     categories: Sequence[int] = VOC_CATEGORIES,
 ) -> Data:
-    """Training images are squares of the size, with 21 classes.
+    """Loads COCO; training images are squares of the size, with 21 classes.
 
     The reference's sizes belong to 480 and grow with it. Training scales the shorter
-    side to between a half and twice 520, flips, and cuts a random square of 480.
+    side to between a half and twice 520, flips, and cuts out a random square of 480.
     Evaluation scales the shorter side to 520, or the longer one to 800 if that is
-    less, and fills up to a square of 800, since the compiler wants one shape. What is
-    filled up has the label -1.
+    less, and pads to a square of 800, because the compiled program has one shape.
+    Padding has the label -1.
     """
     if folder is None:
         raise FileNotFoundError(
@@ -222,7 +222,7 @@ def _scale(
 
 
 def _finish(image: np.ndarray, label: np.ndarray, size: int) -> Example:
-    """Normalizes, and fills up right and below to a square."""
+    """Normalizes, and pads on the right and below to a square."""
     height, width = label.shape
     square = np.zeros((size, size, 3), np.float32)
     square[:height, :width] = images.normalize(

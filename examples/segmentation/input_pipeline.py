@@ -50,9 +50,9 @@ def load_scenes(
     test_examples: int = TEST_SCENES,
     seed: int = 0,
 ) -> Data:
-    """Scenes of digits; training permutes the colour channels.
+    """Makes scenes of digits; training permutes the colour channels.
 
-    A mirrored digit is no digit, so nothing is flipped.
+    A mirrored digit is not a digit, so nothing is flipped.
     """
 
     def prepare(example: Example) -> Example:

@@ -1,4 +1,4 @@
-"""DeepLabv3 as torchvision has it, on ResNets of several sizes.
+"""DeepLabv3 as in torchvision, on ResNets of several sizes.
 
 The backbone starts He-normal, the heads with torch's default initialization, as in
 torchvision. `examples.shared.pretrained` loads a backbone trained on ImageNet.
@@ -28,8 +28,8 @@ HeadConvNorm = partial(ConvNorm, kernel_init=torch_uniform)
 class ASPP(nnx.Module):
     """Looks at the features at several rates of dilation and at the whole image.
 
-    In training, the batch norm of the image's branch sees one value a channel of each
-    image: a batch must have two images or more.
+    In training, the batch norm of the whole image's branch sees one value per channel
+    of each image, so a batch must have two images or more.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def make_model(
     rngs: nnx.Rngs,
     aux: bool = True,
 ) -> DeepLabV3:
-    """Returns the model of that name; see `DeepLabV3` for what it takes and gives."""
+    """Returns the model of that name; see `DeepLabV3` for its inputs and outputs."""
     if name not in MODELS:
         raise ValueError(f"No model is called {name!r}; there are {', '.join(MODELS)}.")
     return MODELS[name](

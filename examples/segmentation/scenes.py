@@ -1,8 +1,8 @@
 """Scenes for segmentation and detection, composed of scikit-learn's digits.
 
 A scene has two to six real digits of random size, place and bright colour, which may
-overlap, on a darker textured ground with bright lines that are no digits. Scene i of a
-split depends on the seed, the split, its size and i alone.
+overlap, on a darker textured background with bright lines that are not digits. Scene i
+of a split depends on the seed, the split, its size and i alone.
 """
 
 import json
@@ -21,7 +21,7 @@ SPLITS = ("train", "test")
 
 
 class Scene(NamedTuple):
-    """An image and the digits in it of which something is seen."""
+    """An image and the digits that are visible in it."""
 
     image: np.ndarray  # bytes [H, W, 3]
     masks: np.ndarray  # bool [n, H, W]: the ink of each that no other one covers
@@ -29,7 +29,7 @@ class Scene(NamedTuple):
 
 
 class Scenes:
-    """A split of scenes, each made when it is first asked for, and kept.
+    """A split of scenes, each made when it is first requested, and kept.
 
     Those of "train" use the digits of the training split only, those of "test" the
     others.
@@ -90,7 +90,7 @@ def _compose(
 
 
 def _ground(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Dark patches of colour, bright lines, and waves, as float32 [size, size, 3]."""
+    """Draws patches of colour, bright lines and waves: float32 [size, size, 3]."""
     cells = rng.integers(2, 7)
     patches = rng.integers(20, 120, size=(cells, cells, 3), dtype=np.uint8)
     canvas = Image.fromarray(images.resize(patches, size, size))
@@ -122,7 +122,7 @@ def _free_window(
 
 
 def write_coco(scenes: Scenes, folder: pathlib.Path, name: str) -> None:
-    """Writes scenes as COCO's files.
+    """Writes scenes in COCO's layout.
 
     They are <name>/*.jpg and annotations/instances_<name>.json in the folder. The
     category of a digit is the digit + 1. The masks are exact, as uncompressed RLE.

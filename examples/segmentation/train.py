@@ -21,7 +21,7 @@ SHOWN = 6  # examples in the picture
 
 
 def make_task(config: Config, *, seed: int, folder: pathlib.Path | None = None) -> Task:
-    """The configuration's data set and model, for a run with that seed."""
+    """Returns the task of a run with that seed; `folder` holds the data set."""
     source = image_task.load(input_pipeline.load, config, folder)
     task = image_task.make(
         config,
@@ -42,7 +42,7 @@ def make_task(config: Config, *, seed: int, folder: pathlib.Path | None = None) 
 
 
 def loss(model: Any, batch: Batch, key: jax.Array) -> jax.Array:
-    """Mean over labelled pixels, and half of the same for the auxiliary head."""
+    """Returns the mean over labelled pixels, plus half of the auxiliary head's."""
     logits, aux = model(batch["image"], rngs=nnx.Rngs(dropout=key))
     value = _cross_entropy(logits, batch["label"])
     return (
@@ -53,7 +53,7 @@ def loss(model: Any, batch: Batch, key: jax.Array) -> jax.Array:
 
 
 def confusion(model: Any, batch: Batch, classes: int) -> jax.Array:
-    """Pixels by true class (rows) and predicted class (columns)."""
+    """Counts pixels by true class (rows) and predicted class (columns)."""
     labels = batch["label"].ravel()
     predicted = jnp.argmax(model(batch["image"])[0], -1).ravel()
     index = jnp.where(labels >= 0, labels * classes + predicted, classes * classes)
@@ -62,7 +62,7 @@ def confusion(model: Any, batch: Batch, classes: int) -> jax.Array:
 
 
 def score(total: np.ndarray) -> dict[str, float]:
-    """Mean intersection over union of the classes that occur, and pixel accuracy."""
+    """Returns the mean IoU of the classes that occur, and the pixel accuracy."""
     total = np.asarray(total, np.float64)
     hits = np.diag(total)
     union = total.sum(0) + total.sum(1) - hits
@@ -73,7 +73,7 @@ def score(total: np.ndarray) -> dict[str, float]:
 
 
 def draw(model: Any, batch: Batch, path: pathlib.Path, classes: int) -> None:
-    """Image, truth and prediction side by side; pixels without a label are black."""
+    """Draws image, truth and prediction; pixels without a label are black."""
     images, labels = batch["image"][:SHOWN], batch["label"][:SHOWN]
     predicted = np.asarray(jnp.argmax(model(jnp.asarray(images))[0], -1))
     figure = Figure(figsize=(4.6, 1.5 * len(images)), layout="constrained")

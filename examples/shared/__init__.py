@@ -1,1 +1,1 @@
-"""What the examples share: models, data, the training loop."""
+"""Models, data and the training loop that the examples share."""

@@ -9,7 +9,7 @@ from orbax.checkpoint import checkpoint_managers
 
 
 class Checkpoints:
-    """Those of one run."""
+    """The checkpoints of one run."""
 
     def __init__(self, folder: pathlib.Path, metric: str, *, keep: int):
         best = checkpoint_managers.BestN(
@@ -26,18 +26,18 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint."""
+        """Returns the steps that have a checkpoint."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None) -> None:
-        """Saves, unless that step is there. Without metrics it is never a best one."""
+        """Saves a step once. Without metrics it never counts as one of the best."""
         if step in self.steps():
             return
         self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
         self._manager.wait_until_finished()
 
     def restore(self, like: Any) -> tuple[Any, int] | None:
-        """The last state and its step; shapes and shardings are those of `like`."""
+        """Returns the last state, shaped and sharded as `like`, and its step."""
         step = self._manager.latest_step()
         if step is None:
             return None

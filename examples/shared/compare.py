@@ -1,4 +1,4 @@
-"""Several optimizers from the same start on the same batches: one table, one plot."""
+"""Compares optimizers from the same start on the same batches: a table, a plot."""
 
 import json
 import pathlib
@@ -40,15 +40,27 @@ def compare(
     folder: pathlib.Path,
     *,
     target: float | None = None,
+    figure: pathlib.Path | None = None,
     **options,
 ) -> Comparison:
-    """Runs what is not there yet, seed by seed; writes compare.json, .txt and .png."""
+    """Runs every optimizer with every seed, or resumes it; writes table and plot.
+
+    Args:
+      make_task: Makes the task of a seed.
+      config: The workload.
+      names: Optimizers, by their names in `examples.shared.optimizers`.
+      seeds: One run of each optimizer for each.
+      folder: Where the runs, compare.json and compare.txt go.
+      target: Of the task's metric; None for `SHARE` of SGD's mean at the end.
+      figure: The file of the plot; None for compare.png in the folder.
+      **options: Fields of every `Run`.
+    """
     for name in names:
         optimizers.check_name(name)
     if target is None and "sgd" not in names:
         raise ValueError(
-            f"The target is {SHARE} of what SGD reaches: compare with sgd, or give it "
-            "with --target."
+            f"The target is {SHARE} of what SGD reaches: add sgd to the comparison, or "
+            "set the target with --target."
         )
     runs: dict[str, list[list[Row]]] = {name: [] for name in names}
     metric = ""
@@ -64,17 +76,17 @@ def compare(
     comparison = Comparison(metric, target, runs)
     (folder / "compare.json").write_text(json.dumps(comparison._asdict()) + "\n")
     (folder / "compare.txt").write_text(table(comparison) + "\n")
-    plot(comparison, folder / "compare.png")
+    plot(comparison, figure or folder / "compare.png")
     return comparison
 
 
 def crossing(rows: list[Row], metric: str, target: float) -> Row | None:
-    """The first evaluation at the target or above."""
+    """Returns the first evaluation at the target or above, None for a miss."""
     return next((row for row in rows if _value(row, metric) >= target), None)
 
 
 def table(comparison: Comparison) -> str:
-    """One line for each optimizer; seeds are listed one by one, misses as such."""
+    """Formats one line for each optimizer; every seed is listed, misses included."""
     metric, target, runs = comparison
     lines = [
         (
@@ -97,18 +109,16 @@ def table(comparison: Comparison) -> str:
         spread = f"{mean(finals):.4f} ({min(finals):.4f} to {max(finals):.4f})"
         compiling = mean(rows[-1]["compile_seconds"] for rows in seeds)
         lines.append(
-            (name, steps, seconds, spread, f"{mean(cost):.0f}", f"{compiling:.1f}")
+            (name, steps, seconds, spread, f"{mean(cost):.1f}", f"{compiling:.1f}")
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    padded = (map(str.ljust, line, widths) for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def plot(comparison: Comparison, path: pathlib.Path) -> None:
-    """The metric against steps and against seconds; dots where the target is met."""
+    """Draws the metric against steps and seconds; dots mark where the target is met."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw(left, comparison, "step")
@@ -145,12 +155,12 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
 
 
 def _curve(rows: list[Row], key: str, metric: str) -> np.ndarray:
-    """What is drawn of a run, [2, evaluations]; NaN where it diverged."""
+    """Returns the curve of a run, [2, evaluations]; NaN where it diverged."""
     return np.array([[row[key] for row in rows], [row[metric] for row in rows]], float)
 
 
 def _finite(runs: dict[str, list[list[Row]]], metric: str, index: int) -> list[float]:
-    """The metric of one row of each run, those that diverged left out."""
+    """Returns the metric of one row of each run that did not diverge."""
     values = (rows[index][metric] for seeds in runs.values() for rows in seeds)
     return [value for value in values if value is not None]
 

@@ -1,7 +1,7 @@
-"""What a run is made of: plain frozen dataclasses, written to `config.json`.
+"""The settings of a run: plain frozen dataclasses, written to `config.json`.
 
-A configuration holds the settings of a tuned SGD and of AdamW. Jorge and Shampoo have
-none of their own but the interval: theirs follow from SGD's by the paper's rules.
+A configuration holds the settings of a tuned SGD and of AdamW. Those of Jorge and
+Shampoo, all but the interval, follow from SGD's by the paper's rules.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How the learning rate falls.
+    """How the learning rate decays.
 
     Attributes:
       kind: "cosine" to zero, "polynomial" to zero, "steps" (a tenth at each drop).
@@ -69,7 +69,7 @@ class Config:
       learning_rate_factors: part of a parameter's path -> factor on its learning rate.
       bf16: whether to compute in bfloat16 (parameters stay float32).
       pretrained: file with torchvision's weights of the backbone.
-      threads: that read and augment images.
+      threads: how many read and augment images.
     """
 
     dataset: str
@@ -91,13 +91,13 @@ class Config:
     threads: int = 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Returns plain values, ready for JSON."""
         return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What differs between runs of one workload.
+    """The settings that differ between runs of one workload.
 
     Attributes:
       optimizer: its name in `examples.shared.optimizers`.

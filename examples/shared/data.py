@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import grain
 import numpy as np
 
-IGNORE = -1  # the label of a pixel, or of a padded example, that counts for nothing
+IGNORE = -1  # the label of pixels and padded examples that are not counted
 
 Example = dict[str, Any]
 Batch = dict[str, np.ndarray]
@@ -25,7 +25,7 @@ class Split(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set, and what makes its examples float32 images and int32 labels."""
+    """A data set, and functions to float32 images and int32 labels."""
 
     train: Split
     test: Split
@@ -89,12 +89,12 @@ def train_batches(
     first_step: int = 0,
     threads: int = 2,
 ) -> Iterator[Batch]:
-    """Returns endless batches, shuffled anew each epoch, made ahead by threads.
+    """Returns endless batches, shuffled in each epoch, made ahead by threads.
 
     The batch of a step depends on the seed and the step alone, so a run resumes in the
-    middle of an epoch by `first_step`. Batches run on across the end of an epoch:
-    nothing is dropped, and one batch may hold the end of an epoch and the start of the
-    next. The threads end with the iterator, or with its `close()`.
+    middle of an epoch by `first_step`. No example is dropped: one batch may hold the
+    end of an epoch and the start of the next. The threads end with the iterator, or
+    with its `close()`.
 
     Grain's elements are whole batches here. With a grain element for each example,
     small images cost twice as much.
@@ -127,7 +127,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Returns batches that have each example once, in order.
 
-    The last batch is filled up with zero images that have the label -1, so that all
+    The last batch is padded with zero images that have the label -1, so that all
     batches have one shape.
     """
 

@@ -14,11 +14,12 @@ class Placement(NamedTuple):
 
 
 def place(count: int) -> Placement:
-    """A mesh of so many devices. Batch norm then sees the whole batch, as on one."""
+    """Returns a mesh of `count` devices. Batch norm still sees the whole batch."""
     available = jax.devices()
     if not 1 <= count <= len(available):
         raise ValueError(
-            f"--devices {count}: jax has {len(available)} here. A CPU can pretend: "
+            f"--devices {count}: jax has {len(available)} here. To simulate them on a "
+            "CPU, set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         )
     mesh = jax.make_mesh(

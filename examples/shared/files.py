@@ -33,13 +33,13 @@ CIFAR10_SHA256 = {
     ),
 }
 CIFAR10_REMEDY = (
-    "let the folder, or the environment variable CIFAR10, name cifar-10-batches-bin "
+    "set --data or the environment variable CIFAR10 to the folder cifar-10-batches-bin "
     "of the binary version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html)."
 )
 FASHION_MNIST_REMEDY = (
-    "install Debian's package dataset-fashion-mnist, or let the folder, or the "
-    "environment variable FASHION_MNIST, name the place of the four idx files of the "
-    "original data set."
+    "install Debian's package dataset-fashion-mnist, or set --data or the environment "
+    "variable FASHION_MNIST to the folder with the four idx files of the original "
+    "data set."
 )
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -47,7 +47,7 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 def read_fashion_mnist(
     split: str, folder: str | os.PathLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 28, 28, 1] as bytes and labels of the split "train" or "test"."""
+    """Reads images [N, 28, 28, 1] as bytes, and labels, of "train" or "test"."""
     folder = pathlib.Path(
         folder or os.environ.get("FASHION_MNIST") or "/usr/share/datasets/fashion-mnist"
     )
@@ -74,13 +74,13 @@ def read_idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
     start = 4 + 4 * dimensions
     if data[:4] != magic or len(data) < start:
         raise ValueError(
-            f"{path} begins with {data[:4].hex()}, not with {magic.hex()}: it is no "
-            f"idx file of bytes with {dimensions} dimensions."
+            f"{path} begins with {data[:4].hex()}, not with {magic.hex()}: it is not "
+            f"an idx file of bytes with {dimensions} dimensions."
         )
     shape = np.frombuffer(data, ">u4", dimensions, offset=4).astype(int)
     if len(data) - start != shape.prod():
         raise ValueError(
-            f"{path} has {len(data) - start} bytes of data where its head says "
+            f"{path} has {len(data) - start} bytes of data, but its header says "
             f"{shape.prod()}: fetch it again."
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
@@ -91,7 +91,7 @@ def read_cifar10(
     folder: str | os.PathLike | None = None,
     checksums: Mapping[str, str] = CIFAR10_SHA256,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 32, 32, 3] as bytes and labels of the split "train" or "test"."""
+    """Reads images [N, 32, 32, 3] as bytes, and labels, of "train" or "test"."""
     folder = folder or os.environ.get("CIFAR10")
     if folder is None:
         raise FileNotFoundError(f"CIFAR-10 needs a folder: {CIFAR10_REMEDY}")
@@ -113,8 +113,8 @@ def _read_records(path: pathlib.Path, checksum: str) -> np.ndarray:
     size = 1 + 3 * 32 * 32
     if not data or len(data) % size:
         raise ValueError(
-            f"{path} has {len(data)} bytes, no multiple of {size}: it is truncated, "
-            "unpack it again."
+            f"{path} has {len(data)} bytes, which is not a multiple of {size}: it is "
+            "truncated, unpack it again."
         )
     found = hashlib.sha256(data).hexdigest()
     if found != checksum:
@@ -161,7 +161,7 @@ def read_class_names(folder: pathlib.Path) -> list[str]:
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is missing: ImageNet's images belong in train/<class>/ and "
-            "val/<class>/ of the folder that was named."
+            "val/<class>/ of the folder given with --data."
         )
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     if not names:

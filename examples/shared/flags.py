@@ -1,4 +1,4 @@
-"""Command-line flags that all examples have, and what they start."""
+"""Command-line flags that all examples have, and the runs that they start."""
 
 import argparse
 import ast
@@ -14,13 +14,29 @@ from examples.shared.config import Config, Run
 MakeTask = Callable[..., loop.Task]
 
 
-def launch(description: str, configs: dict[str, Config], make_task: MakeTask) -> None:
-    """Reads the flags and runs; `make_task(config, seed=..., folder=...)`."""
-    args = _parse(description, configs)
+def launch(
+    description: str,
+    configs: dict[str, Config],
+    make_task: MakeTask,
+    *,
+    note: str = "",
+    **defaults: Any,
+) -> None:
+    """Reads the flags and runs what they ask for.
+
+    Args:
+      description: Of the example, for `--help`.
+      configs: The workloads by name; the first is the default.
+      make_task: Called as `make_task(config, seed=..., folder=...)`.
+      note: Printed below the table of a comparison.
+      **defaults: Of the flags, where they differ from those of other examples.
+    """
+    args = _parse(description, configs, defaults)
     config = configs[args.config]
     for assignment in args.set:
         config = override(config, assignment)
-    folder = args.out or pathlib.Path("runs") / args.config
+    name = f"{args.config}-quick" if args.quick else args.config
+    folder = args.out or pathlib.Path("runs") / name
     options: dict[str, Any] = {"steps": args.steps, "devices": args.devices}
 
     def task(seed: int) -> loop.Task:
@@ -35,11 +51,14 @@ def launch(description: str, configs: dict[str, Config], make_task: MakeTask) ->
                 args.seeds,
                 folder,
                 target=args.target,
+                figure=args.figure,
                 **options,
             )
-            print(
-                f"\n{compare.table(result)}\n\nWrote {folder}/compare.png, .txt, .json"
-            )
+            print(f"\n{compare.table(result)}\n")
+            if note:
+                print(f"{note}\n")
+            figure = args.figure or folder / "compare.png"
+            print(f"Wrote {figure}, and compare.txt and compare.json to {folder}.")
             return
         for seed in args.seeds:
             place = folder / f"{args.optimizer.replace('/', '-')}-{seed}"
@@ -54,7 +73,7 @@ def launch(description: str, configs: dict[str, Config], make_task: MakeTask) ->
 
 
 def override(config: Any, assignment: str) -> Any:
-    """A copy with one field changed, as in "batch_size=64" or "sgd.momentum=0.8"."""
+    """Returns a copy with one field changed, e.g. by "sgd.momentum=0.8"."""
     name, equals, text = assignment.partition("=")
     first, _, rest = name.partition(".")
     fields = [field.name for field in dataclasses.fields(config)]
@@ -73,21 +92,30 @@ def override(config: Any, assignment: str) -> Any:
     return dataclasses.replace(config, **{first: value})
 
 
-def _parse(description: str, configs: dict[str, Config]) -> argparse.Namespace:
+def _parse(
+    description: str, configs: dict[str, Config], defaults: dict[str, Any]
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--config", choices=configs, default=next(iter(configs)), help="the workload")
     names = ", ".join(optimizers.OPTIMIZERS)
-    add("--optimizer", default="jorge", help=f"one of {names}; default jorge")
-    add("--compare", nargs="+", metavar="NAME", help="run several, one table, one plot")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--optimizer", help=f"one of {names}; default jorge")
+    which.add_argument(
+        "--compare", nargs="+", metavar="NAME", help="run several, one table, one plot"
+    )
     add("--seeds", nargs="+", type=int, default=[0], help="one run for each")
-    add("--steps", type=int, help="length of a run, if not the configuration's epochs")
+    add("--steps", type=int, help="length of a run; default the configuration's epochs")
+    add("--quick", action="store_true", help="one seed of 10 steps, to try it out")
     add("--data", type=pathlib.Path, help="folder of the data set")
     add("--out", type=pathlib.Path, help="folder of the results; default runs/CONFIG")
-    add("--devices", type=int, default=1, help="share each batch among so many")
-    add("--target", type=float, help="for --compare, if not 0.99 of SGD's mean")
+    add("--devices", type=int, default=1, help="share each batch among this many")
+    add("--target", type=float, help="of --compare; default 0.99 of SGD's mean")
+    add(
+        "--figure", type=pathlib.Path, help="for --compare, if not compare.png in --out"
+    )
     add(
         "--set",
         action="append",
@@ -96,4 +124,11 @@ def _parse(description: str, configs: dict[str, Config]) -> argparse.Namespace:
         help="change a field of the configuration, e.g. batch_size=64, bf16=True, "
         "sgd.learning_rate=0.05; may be given several times",
     )
-    return parser.parse_args()
+    parser.set_defaults(**defaults)
+    args = parser.parse_args()
+    if args.optimizer:
+        args.compare = None
+    args.optimizer = args.optimizer or "jorge"
+    if args.quick:
+        args.steps, args.seeds = 10, args.seeds[:1]
+    return args

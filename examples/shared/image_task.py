@@ -1,4 +1,4 @@
-"""A task of images: what classification and segmentation have in common."""
+"""The parts of a task that classification and segmentation have in common."""
 
 import pathlib
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from examples.shared.loop import Task
 def load(
     loader: Callable[..., data.Data], config: Config, folder: pathlib.Path | None
 ) -> data.Data:
-    """The configuration's data set, by an example's `input_pipeline.load`."""
+    """Loads the configuration's data set by an example's `input_pipeline.load`."""
     return loader(
         config.dataset,
         folder,
@@ -34,7 +34,7 @@ def make(
     load_pretrained: Callable[[Any, str], None],
     **rest: Any,
 ) -> Task:
-    """The task of a run with that seed; loss, count, score and metric are the rest."""
+    """Returns the task of a run; `rest` are its loss, count, score and metric."""
 
     def model(rngs: nnx.Rngs) -> nnx.Module:
         network = make_model(

@@ -1,4 +1,4 @@
-"""Reading, cropping, flipping and scaling of images, as arrays [H, W, C]."""
+"""Reads, crops, flips and scales images, as arrays [H, W, C]."""
 
 import pathlib
 
@@ -20,17 +20,17 @@ def decode(path: pathlib.Path) -> np.ndarray:
             return np.asarray(image.convert("RGB"))
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} is missing: fetch it again, or take it out of the data set."
+            f"{path} is missing: fetch it again, or remove it from the data set."
         ) from error
     except Exception as error:  # Pillow raises many kinds for broken files
         raise ValueError(
-            f"{path} will not decode ({error}): fetch it again, or take it out of the "
-            "data set."
+            f"{path} cannot be decoded ({error}): fetch it again, or remove it from "
+            "the data set."
         ) from error
 
 
 def normalize(image: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Takes bytes, and mean and standard deviation in bytes; returns float32."""
+    """Standardizes bytes to float32; mean and deviation are in bytes too."""
     return (image - mean) / std
 
 
@@ -62,7 +62,7 @@ def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def random_crop(
     image: np.ndarray, padding: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Cuts the size that the image had out of the image with a border of zeros."""
+    """Pads with zeros and cuts out a random part of the image's own size."""
     height, width, channels = image.shape
     padded = np.zeros(
         (height + 2 * padding, width + 2 * padding, channels), image.dtype
@@ -75,7 +75,7 @@ def random_crop(
 def random_shift(
     image: np.ndarray, pixels: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Shifts by up to `pixels` each way; the edge fills what becomes free."""
+    """Shifts by up to `pixels` each way and pads with the edge."""
     height, width = image.shape[:2]
     down, right = rng.integers(-pixels, pixels + 1, size=2)
     rows = np.clip(np.arange(height) - down, 0, height - 1)

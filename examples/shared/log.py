@@ -1,4 +1,4 @@
-"""A run's numbers: one JSON object a line, and the same for TensorBoard."""
+"""A run's metrics: one JSON object per line, and the same for TensorBoard."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ METRICS = "metrics.jsonl"
 
 
 class Log:
-    """Appends rows; a resumed run first drops what came after its checkpoint."""
+    """Appends rows; a resumed run first drops the rows after its checkpoint."""
 
     def __init__(self, folder: pathlib.Path, after_step: int = 0):
         self._path = folder / METRICS
@@ -23,7 +23,7 @@ class Log:
         self._board = SummaryWriter(str(folder), purge_step=after_step + 1)
 
     def write(self, row: Row) -> None:
-        """Adds a row; it has a "step"."""
+        """Adds a row, which must have a "step"."""
         self.rows.append(row)
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -38,7 +38,7 @@ class Log:
 
 
 def read(folder: pathlib.Path) -> list[Row]:
-    """The rows so far; a line that a kill cut short is left out."""
+    """Returns the rows so far, without a last line that a kill cut short."""
     path = folder / METRICS
     if not path.exists():
         return []

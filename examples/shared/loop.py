@@ -1,10 +1,10 @@
-"""Training one model with one optimizer: steps, evaluations, logs, checkpoints.
+"""Trains one model with one optimizer: steps, evaluations, logs, checkpoints.
 
-Seconds are those of the steps and their data; compilation and evaluation are apart.
+Seconds count the steps and their data, but not compilation and evaluation.
 
 A run is a function of its configuration and seed. The batch of a step and its dropout
-depend on the seed and the step alone, so that a run that was killed ends, once
-restarted, with the very parameters it would have had.
+depend on the seed and the step alone, so a run that was killed and resumed ends with
+the same bits as one that was not.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ Batch = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """What is trained on what, and how it is scored.
+    """A model, its data, and its score.
 
     Attributes:
       model: makes the model.
@@ -70,7 +70,7 @@ class TrainState(NamedTuple):
 
 
 def train(task: Task, config: Config, run: Run) -> list[Row]:
-    """Trains, or goes on where the run stopped; returns a row for each evaluation."""
+    """Trains, or resumes the run in the folder; returns a row for each evaluation."""
     steps = run.steps or config.epochs * task.steps_per_epoch
     if config.batch_size % run.devices:
         raise ValueError(
@@ -89,7 +89,7 @@ def train(task: Task, config: Config, run: Run) -> list[Row]:
     if saved:
         state, seconds = saved[0]["state"], float(saved[0]["seconds"])
         first = saved[1]
-        tqdm.write(f"Goes on at step {first} of {run.folder}.")
+        tqdm.write(f"Resuming {run.folder} at step {first} of {steps}.")
     else:
         _introduce(run, built, steps, state)
     log = Log(run.folder, after_step=first)
@@ -145,6 +145,7 @@ def train(task: Task, config: Config, run: Run) -> list[Row]:
                 if at_end or interrupt.asked or step % save_every == 0:
                     checkpoints.save(step, carried, score)
                 bar.set_postfix(
+                    refresh=False,  # at the bar's own pace
                     loss=f"{mean_loss:.3f}",
                     **{task.metric: f"{score[task.metric]:.4f}"},
                 )
@@ -152,7 +153,7 @@ def train(task: Task, config: Config, run: Run) -> list[Row]:
             if interrupt.asked and not at_end:
                 bar.close()
                 tqdm.write(
-                    f"Saved step {step}; the same command goes on in {run.folder}."
+                    f"Saved step {step} to {run.folder}; the same command resumes."
                 )
                 raise KeyboardInterrupt
             start = time.perf_counter()
@@ -209,7 +210,7 @@ def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:
 
 
 def _claim(config: Config, run: Run, steps: int) -> None:
-    """Notes in the folder which run it holds; refuses to go on with another."""
+    """Writes config.json to the folder; refuses a folder that holds another run."""
     run.folder.mkdir(parents=True, exist_ok=True)
     path = run.folder / "config.json"
     mine = {
@@ -232,7 +233,7 @@ def _claim(config: Config, run: Run, steps: int) -> None:
 
 
 def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
-    """Prints what is about to run, and keeps it in the folder."""
+    """Prints the settings of the run, and writes them to the folder."""
     lines = [f"{run.optimizer}, seed {run.seed}, {steps} steps, in {run.folder}"]
     lines += [f"  {name}: {_text(value)}" for name, value in built.settings.items()]
     if built.describe_options is not None:
@@ -246,7 +247,7 @@ def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
 
 
 def _bar(description: str, first: int, steps: int) -> tqdm:
-    """Steps per second and the time left; rarer lines where it goes to a file."""
+    """Returns a progress bar, which updates less often when written to a file."""
     return tqdm(
         total=steps,
         initial=first,
@@ -257,7 +258,7 @@ def _bar(description: str, first: int, steps: int) -> tqdm:
 
 
 class _Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag; a second one is not held up."""
+    """Turns the first Ctrl-C (or SIGTERM) into a flag; a second one has its effect."""
 
     def __enter__(self) -> "_Interrupt":
         self.asked = False
@@ -279,7 +280,7 @@ class _Interrupt:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Returns None for NaN and infinities, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,17 +1,18 @@
-"""Optimizers by name, built from a configuration."""
+"""Builds optimizers by name, from a configuration."""
 
-import importlib
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from examples.shared.config import Config, Schedule
+from examples.shared.shampoo import ExactRoots
 from jorge_optax import Composite, FromSGD, from_sgd
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 FROM_SGD = ("shampoo", "jorge", "jorge-composite")
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
+REFRESH = {"shampoo": ExactRoots(), "jorge-composite": Composite()}
 
 
 class Built(NamedTuple):
@@ -27,7 +28,7 @@ class Built(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Raises where there is no such optimizer."""
+    """Raises a ValueError if no optimizer has that name."""
     base = base_name(name)
     suffix = name.removeprefix(base)
     suffixes = ("", SGD_SCHEDULE if base in FROM_SGD else THIRDS)
@@ -41,17 +42,17 @@ def check_name(name: str) -> None:
 
 
 def base_name(name: str) -> str:
-    """The name without what may follow it."""
+    """Returns the name without its suffix."""
     return name.partition("/")[0]
 
 
 def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Built:
-    """The optimizer of that name, for a run of so many steps.
+    """Builds the optimizer of that name for a run of `steps` steps.
 
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
-    `jorge-composite` and `shampoo` (exact roots) have none: learning rate, decay and
-    step decay in thirds follow from SGD's. With "/sgd-schedule" after the name they
-    keep SGD's schedule; with "/thirds" the others have Jorge's.
+    `jorge-composite` and `shampoo` (exact roots) have none: learning rate, weight
+    decay and step decay in thirds follow from SGD's. With the suffix "/sgd-schedule"
+    they keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
     """
     check_name(name)
     mask = None if config.decay_all else kernels
@@ -86,7 +87,7 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
             sgd = config.sgd
             rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
             settings = {**settings, "boundaries": "SGD's schedule"}
-        options = {} if base == "jorge" else {"refresh": _rule(base)}
+        options = {"refresh": REFRESH[base]} if base in REFRESH else {}
         transformation = rules.optimizer(
             learning_rate=rate, weight_decay_mask=mask, **options
         )
@@ -96,9 +97,9 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
 
 
 def derive(config: Config, *, steps: int, steps_per_epoch: int) -> FromSGD:
-    """Jorge's settings, by the paper's rules from SGD's."""
+    """Derives Jorge's settings from SGD's by the paper's rules."""
     sgd = config.sgd
-    # Rounded down to epochs, as the paper has it, thirds of few epochs are no thirds.
+    # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
     length: dict[str, int] = (
         {"epochs": config.epochs, "steps_per_epoch": steps_per_epoch}
@@ -118,7 +119,7 @@ def derive(config: Config, *, steps: int, steps_per_epoch: int) -> FromSGD:
 def schedule(
     kind: Schedule, learning_rate: float, steps: int, steps_per_epoch: int
 ) -> optax.Schedule:
-    """The learning rate by step; a warm-up counts as part of the run."""
+    """Returns the learning rate by step; a warm-up counts as part of the run."""
     if kind.kind == "cosine":
         base = optax.cosine_decay_schedule(learning_rate, steps)
     elif kind.kind == "polynomial":
@@ -137,19 +138,12 @@ def schedule(
 
 
 def kernels(params: optax.Params) -> optax.Params:
-    """A mask that leaves out biases and the scales of norms."""
+    """Returns a mask that leaves out biases and the scales of norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def _rule(name: str) -> Any:
-    if name == "jorge-composite":
-        return Composite()
-    # The baseline of all studies; a fork that drops it drops `benchmarks` too.
-    return importlib.import_module("benchmarks.baselines.shampoo").ExactRoots()
-
-
 def _scale_part(part: str, factor: float) -> optax.GradientTransformation:
-    """Multiplies the steps of the parameters whose path has that part."""
+    """Scales the updates of the parameters whose path has that part."""
 
     def scale(path, step):
         names = (str(getattr(key, "key", getattr(key, "name", key))) for key in path)

@@ -1,12 +1,12 @@
 """Weights of torchvision's ResNets and DeepLabv3, converted to the models here.
 
-A file of them is two lines in torch, for any model of torchvision with these names:
+Two lines of torch write such a file, for any model of torchvision with these names:
 
     model = torchvision.models.resnet50(weights="IMAGENET1K_V1")
     safetensors.torch.save_file(model.state_dict(), "resnet50.safetensors")
 
 and `load_torchvision(make_model("resnet50", ...), "resnet50.safetensors")` reads it. An
-.npz of the same names serves as well. No file with pickles is ever opened.
+.npz file with the same names works too. Pickles are never opened.
 
 Each array goes to the layer of its name. Kernels change layout: (out, in, height,
 width) to (height, width, in, out) in convolutions, (out, in) to (in, out) in `fc`.
@@ -55,13 +55,13 @@ def load_torchvision(
     Args:
         model: a `ResNet` or `DeepLabV3`.
         path: a .safetensors or .npz file with torchvision's names.
-        prefix: only names that start so are read, without it.
+        prefix: only names that start with it are read; it is removed from them.
         skip: names that start with one of these are not read, and those of the model
             are not set, e.g. ("fc.",) for another number of classes.
 
     Raises:
         ValueError: the file and the model differ in names or shapes. The model is
-            as it was then.
+            unchanged then.
     """
     entries = {
         name.removeprefix(prefix): array
@@ -118,7 +118,7 @@ def torch_name(keys: Iterable[str | int]) -> str:
 
 
 def to_jax_layout(array: np.ndarray) -> np.ndarray:
-    """Turns a kernel of torch, or leaves a vector as it is."""
+    """Transposes a kernel of torch; a vector stays as it is."""
     axes = {2: (1, 0), 4: (2, 3, 1, 0)}.get(array.ndim)
     return array if axes is None else array.transpose(axes)
 
@@ -131,7 +131,7 @@ def _check(
     faults = {
         "the model has no": sorted(arrays.keys() - variables.keys()),
         "the file lacks": sorted(variables.keys() - arrays.keys()),
-        "shapes differ (turned to the model's layout):": [
+        "shapes differ (in the model's layout):": [
             f"{n} is {arrays[n].shape} in the file, {variables[n].shape} in the model"
             for n in variables
             if n in arrays and arrays[n].shape != variables[n].shape
@@ -146,6 +146,6 @@ def _check(
         raise ValueError(
             f"{os.fspath(path)} does not fit the model:\n"
             + "\n".join(lines)
-            + "\nMake the model of the file's kind and number of classes, choose a "
-            'part of the file with `prefix`, or leave one out, e.g. skip=("fc.",).'
+            + "\nBuild the model with the file's architecture and number of classes, "
+            'choose a part of the file with `prefix`, or skip one, e.g. skip=("fc.",).'
         )

@@ -1,11 +1,11 @@
-"""ResNet as torchvision has it, channels last.
+"""ResNet as in torchvision, channels last.
 
-Layers bear torchvision's names, from which `pretrained.py` finds its weights. Compute
-may be bfloat16; parameters and the statistics of batch norm are float32 always.
+Layers have torchvision's names, by which `pretrained.py` finds the weights. Compute
+may be in bfloat16; parameters and the statistics of batch norm are always float32.
 
 In training, torch divides the variance it adds to the running one by n - 1, flax by n,
 where n counts the batch's pixels of a channel. Outputs in training are the same, and
-the running variances are so but for that factor.
+the running variances differ by that factor only.
 """
 
 import math
@@ -65,7 +65,7 @@ def make_conv(
     dtype: DTypeLike,
     rngs: nnx.Rngs,
 ) -> nnx.Conv:
-    """Returns a convolution without bias, padded alike on both sides."""
+    """Returns a convolution without bias, padded symmetrically."""
     return nnx.Conv(
         inputs,
         outputs,
@@ -81,7 +81,7 @@ def make_conv(
 
 
 def make_norm(width: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.BatchNorm:
-    """Returns a batch norm that computes in float32 and gives `dtype`."""
+    """Returns a batch norm that computes in float32 and returns `dtype`."""
     return nnx.BatchNorm(
         width,
         momentum=0.9,
@@ -130,7 +130,7 @@ class ConvNorm(nnx.Module):
 
 
 class BasicBlock(nnx.Module):
-    """Two 3x3 convolutions and a shortcut; either is dilated, if the block is."""
+    """Two 3x3 convolutions, both with the block's dilation, and a shortcut."""
 
     expansion: ClassVar[int] = 1
 
@@ -206,7 +206,7 @@ class ResNet(nnx.Module):
     Args:
         block: the kind of block.
         depths: how many blocks each stage has.
-        classes: of the logits; None leaves `fc` out, and only `features` serves.
+        classes: of the logits; with None there is no `fc`, only `features`.
         widths: of each stage; its outputs are `block.expansion` times wider.
         stem: the first layers, with stride 4 ("imagenet": a 7x7 convolution and a max
             pool), 2 ("strided": 3x3) or 1 ("cifar": 3x3).

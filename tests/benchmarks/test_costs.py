@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cost import contenders, memory, steps, training_steps
 from benchmarks.reports import costs
-from examples.classification.models import make_model as make_classifier
+from examples.shared.classification import make_model as make_classifier
 from jorge_optax import jorge
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}

@@ -6,7 +6,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.baselines.shampoo import ExactRoots, exact_root, shampoo
 from benchmarks.harness import summary
 from benchmarks.numerics import accuracy, endurance, terms
 from benchmarks.numerics.arithmetic import with_products_in
@@ -21,6 +20,7 @@ from benchmarks.numerics.rules import (
 from benchmarks.numerics.streams import quadratics
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
+from examples.shared.shampoo import ExactRoots, exact_root, shampoo
 from jorge_optax import Composite, jorge
 from jorge_optax._composite import POLYNOMIALS
 

@@ -102,7 +102,7 @@ def test_a_missing_idx_file_is_named(fashion_mnist):
         (b"no gzip", "truncated or broken"),
         (gzip.compress(idx(BYTES, b"\0\0\x0d\1")), "with 00000d01, not with 00000801"),
         (gzip.compress(b"\0\0\x08\1\0"), "begins with"),
-        (gzip.compress(idx(BYTES)[:-2]), "8 bytes of data where its head says 10"),
+        (gzip.compress(idx(BYTES)[:-2]), "8 bytes of data, but its header says 10"),
         (gzip.compress(idx(BYTES[:9])), "9 labels for 10 images"),
     ],
     # Of the bytes they would hold the time, and pytest's workers would not agree.
@@ -264,7 +264,7 @@ def test_broken_imagenet_files_are_named(imagenet):
     path = imagenet / "train" / "n02" / "n02_1.JPEG"
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match=r"n02/n02_1\.JPEG will not decode"):
+    with pytest.raises(ValueError, match=r"n02/n02_1\.JPEG cannot be decoded"):
         next(train_batches(data.train, data.augment, batch_size=9, seed=0))
     path.write_bytes(whole)
     assert next(train_batches(data.train, data.augment, batch_size=9, seed=0))

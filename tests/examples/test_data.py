@@ -95,15 +95,15 @@ class Broken:
         return 8
 
     def __getitem__(self, index):
-        raise ValueError("some.jpg will not decode")
+        raise ValueError("some.jpg cannot be decoded")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_errors_of_reading_reach_the_caller(threads):
     options = {"batch_size": 2, "threads": threads}
-    with pytest.raises(ValueError, match=r"some\.jpg will not decode"):
+    with pytest.raises(ValueError, match=r"some\.jpg cannot be decoded"):
         next(train_batches(Broken(), add_noise, seed=0, **options))
-    with pytest.raises(ValueError, match=r"some\.jpg will not decode"):
+    with pytest.raises(ValueError, match=r"some\.jpg cannot be decoded"):
         next(eval_batches(Broken(), dict, **options))
 
 
@@ -212,14 +212,14 @@ def test_images_of_any_kind_are_read_as_rgb(tmp_path, picture, mode):
 def test_an_image_that_will_not_decode_is_named(tmp_path, picture):
     text = tmp_path / "text.JPEG"
     text.write_text("no image")
-    with pytest.raises(ValueError, match=r"text\.JPEG will not decode"):
+    with pytest.raises(ValueError, match=r"text\.JPEG cannot be decoded"):
         images.decode(text)
     for suffix in ("JPEG", "png"):
         path = tmp_path / f"short.{suffix}"
         Image.fromarray(picture).save(path)
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ValueError, match=rf"short\.{suffix} will not decode"):
+        with pytest.raises(ValueError, match=rf"short\.{suffix} cannot be decoded"):
             images.decode(path)
         path.write_bytes(whole)
         assert images.decode(path).shape == (40, 60, 3)

@@ -91,22 +91,22 @@ def test_all_optimizers_train_from_the_same_start(tmp_path):
         assert np.isfinite(rows[-1]["loss"])
 
 
-# Stopping and going on.
+# Stopping and resuming.
 
 
-def test_a_run_that_ctrl_c_stopped_goes_on_to_the_same_bits(whole, tmp_path, capsys):
+def test_a_run_that_ctrl_c_stopped_resumes_to_the_same_bits(whole, tmp_path, capsys):
     def interrupt(step):
         if step == 7:  # after the seventh step, between evaluations
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, on_batch=interrupt)
-    assert "same command goes on" in capsys.readouterr().out
+    assert "the same command resumes" in capsys.readouterr().out
     stopped = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     assert stopped in (7, 8)
     seen = []
     rows = train(tmp_path, on_batch=seen.append)
-    assert seen[0] == stopped  # it did not begin anew
+    assert seen[0] == stopped  # it did not start again
     assert [row["step"] for row in rows] == [5, 10, 15, 20]
     assert_same_bits(saved_state(tmp_path, 20), saved_state(whole[0], 20))
 
@@ -148,8 +148,9 @@ def finish(process):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(digits, tmp_path):
-    arguments = ("--steps", "24", "--set", "eval_every=8")
+def test_a_run_that_was_killed_resumes_to_the_same_bits(digits, tmp_path):
+    every = ("--set", "eval_every=8", "--set", "checkpoint_every=8")
+    arguments = ("--steps", "24", *every)
     finish(digits(tmp_path / "whole", *arguments))
     process = digits(tmp_path / "killed", *arguments)
     checkpoints = tmp_path / "killed" / "jorge-0" / "checkpoints"
@@ -160,7 +161,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(digits, tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert not (checkpoints / "24").exists()
     output = finish(digits(tmp_path / "killed", *arguments))
-    assert "Goes on at step" in output
+    assert "Resuming " in output
     states = [
         saved_state(tmp_path / name / "jorge-0", 24) for name in ("whole", "killed")
     ]

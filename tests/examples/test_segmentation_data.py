@@ -271,8 +271,8 @@ def test_annotations_that_lack_something_are_named(make_split, tmp_path):
     for content, message in (
         ("{}", "lacks the key 'images'"),
         ("[]", "not laid out as COCO's"),
-        (path.read_text()[:-9], "is no JSON, or truncated"),
-        ("\xff", "is no JSON, or truncated"),
+        (path.read_text()[:-9], "is not JSON, or truncated"),
+        ("\xff", "is not JSON, or truncated"),
     ):
         path.write_text(content, encoding="latin-1")
         with pytest.raises(ValueError, match=message) as error:
@@ -305,7 +305,7 @@ def test_images_that_are_missing_or_broken_are_named(make_split, tmp_path):
     whole = path.read_bytes()
     assert split[0]["image"].shape == (50, 60, 3)
     path.write_bytes(whole[:-30])
-    with pytest.raises(ValueError, match=r"000000000007\.jpg will not decode"):
+    with pytest.raises(ValueError, match=r"000000000007\.jpg cannot be decoded"):
         split[0]
     Image.new("RGB", (50, 60)).save(path)
     with pytest.raises(ValueError, match=r"7\.jpg is 50x60, but .*json says 60x50"):

@@ -15,9 +15,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from examples.classification import models as classification
 from examples.segmentation import models as segmentation
 from examples.segmentation.models import DeepLabV3
+from examples.shared import classification
 from examples.shared.pretrained import load_backbone, load_torchvision, read_arrays
 from examples.shared.resnet import BasicBlock, Bottleneck, ResNet
 
@@ -285,7 +285,7 @@ def test_all_that_does_not_fit_is_told_at_once_and_nothing_is_set(save):
     assert lines[1:4] == [
         "  the model has no layer9.0.conv1.weight",
         "  the file lacks layer1.0.conv1.weight",
-        "  shapes differ (turned to the model's layout): "
+        "  shapes differ (in the model's layout): "
         "fc.bias is (5,) in the file, (9,) in the model, "
         "fc.weight is (8, 5) in the file, (8, 9) in the model",
     ]

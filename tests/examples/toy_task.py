@@ -4,7 +4,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from examples.classification.train import count, score
+from examples.shared.classification import count, score
 from examples.shared.config import SGD, AdamW, Config, Schedule
 from examples.shared.loop import Task
 

@@ -1,8 +1,8 @@
 """Shampoo with exact roots: the baseline of all studies.
 
-It is :func:`jorge_optax.jorge`, tiles, momenta, grafting and all, with one function in
-another's place: the roots of the statistics come from an eigendecomposition and not
-from polynomials. What two runs differ by is then due to the roots alone.
+It is :func:`jorge_optax.jorge`, including tiles, momenta and grafting, with one
+function replaced: the roots of the statistics come from an eigendecomposition, not from
+polynomials. Two runs then differ by their roots alone.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jorge_optax import Composite, jorge
 
 
 def exact_root(statistic: jax.Array, ridge: float = 0.0) -> jax.Array:
-    """``(statistic + ridge * its largest eigenvalue)^(-1/4)`` by ``eigh``."""
+    """Returns ``(statistic + ridge * its largest eigenvalue)^(-1/4)`` by ``eigh``."""
     values, vectors = jnp.linalg.eigh(statistic)
     # eigh's own error: anything below it is noise, and may be negative.
     noise = jnp.finfo(values.dtype).eps * len(values)
@@ -36,7 +36,7 @@ class ExactRoots(Composite):
     ridge: float = 1e-6
 
     def root(self, statistic: jax.Array, precision: Any) -> jax.Array:
-        """The exact root."""
+        """Returns the exact root."""
         del precision
         return exact_root(statistic, self.ridge)
 
@@ -50,7 +50,7 @@ def shampoo(
     rule: ExactRoots | None = None,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Shampoo with exact roots and SGD grafting; options are :func:`jorge`'s."""
+    """Returns Shampoo with exact roots and SGD grafting; options are `jorge`'s."""
     return jorge(
         learning_rate,
         momentum,
