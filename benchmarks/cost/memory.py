@@ -24,7 +24,7 @@ from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS, language_model, shapes
 from benchmarks.problems.training import trainer
-from jorge_optax import Composite, Tiling, jorge
+from jorge_optax import TrackedStatistics, Tiling, jorge
 
 MODELS = {
     **shapes.MODELS,
@@ -41,7 +41,7 @@ def _jorge(rate: Any, **options: Any) -> optax.GradientTransformation:
 
 
 ROOTS = {"root_dtype": "bfloat16"}
-BOTH = {**ROOTS, "momentum_dtype": "bfloat16"}
+BOTH = {**ROOTS, "accumulator_dtype": "bfloat16"}
 VARIANTS: dict[str, Maker] = {
     "sgd": lambda rate: optax.sgd(rate, MOMENTUM),
     "adamw": optax.adamw,
@@ -58,12 +58,12 @@ VARIANTS: dict[str, Maker] = {
     "one momentum, all in bfloat16": functools.partial(
         _jorge, one_momentum=True, **BOTH
     ),
-    "composite": functools.partial(_jorge, refresh=Composite()),
+    "composite": functools.partial(_jorge, rule=TrackedStatistics()),
     "composite, all in bfloat16": functools.partial(
-        _jorge, refresh=Composite(), **BOTH
+        _jorge, rule=TrackedStatistics(), **BOTH
     ),
     "composite, one momentum, all in bfloat16": functools.partial(
-        _jorge, one_momentum=True, refresh=Composite(), **BOTH
+        _jorge, one_momentum=True, rule=TrackedStatistics(), **BOTH
     ),
 }
 TRAINED = results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"])

@@ -15,17 +15,17 @@ import jax
 from benchmarks.cost.counts import matmul_flops
 from benchmarks.harness import results
 from benchmarks.problems import shapes
-from jorge_optax import Composite, Series, jorge, state_size
+from jorge_optax import TrackedStatistics, BinomialSeries, jorge, state_size
 
 INTERVALS = (1, 2, 4, 10, 50)
 
 
 def cost(params, rule) -> dict:
     """FLOPs of a plain step and of a refresh, and bytes of state."""
-    optimizer = jorge(0.1, refresh=rule)
+    optimizer = jorge(0.1, rule=rule)
     state = jax.eval_shape(optimizer.init, params)
     flops = matmul_flops(optimizer.update, params, state)
-    return {**flops._asdict(), "state_bytes": state_size(params, refresh=rule)}
+    return {**flops._asdict(), "state_bytes": state_size(params, rule=rule)}
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     rows = []
     for name, make in shapes.MODELS.items():
         params = make()
-        series, composite = cost(params, Series()), cost(params, Composite())
+        series, composite = cost(params, BinomialSeries()), cost(params, TrackedStatistics())
         ratios = {
             str(k): (composite["plain"] + composite["refresh"] / k)
             / (series["plain"] + series["refresh"] / k)

@@ -44,7 +44,7 @@ from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
 from benchmarks.numerics.streams import Stream, all_streams, quadratics
 from examples.shared.shampoo import ExactRoots, exact_root
-from jorge_optax import Roots
+from jorge_optax import Sides
 
 CHECKPOINTS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 300)
 AFTER_EVENT = (0, 1, 2, 3, 5, 10, 20, 50, 100)
@@ -89,10 +89,10 @@ def run(rule: Rule, streams: list[Stream], arithmetic: str = "float32"):
             yield t + 1, state, own
 
 
-def statistics_at_start(tiles: tuple[int, int, int], start: float) -> Roots:
+def statistics_at_start(tiles: tuple[int, int, int], start: float) -> Sides:
     """Returns multiples of the identity, float64."""
     n, rows, columns = tiles
-    return Roots(
+    return Sides(
         *(
             jnp.tile(start * jnp.eye(m, dtype="float64"), (n, 1, 1))
             for m in (rows, columns)
@@ -101,8 +101,8 @@ def statistics_at_start(tiles: tuple[int, int, int], start: float) -> Roots:
 
 
 def move(
-    statistics: Roots, beta2: Roots, gradients: jax.Array, start: float = START
-) -> Roots:
+    statistics: Sides, beta2: Sides, gradients: jax.Array, start: float = START
+) -> Sides:
     """Statistics after one more gradient; in float64."""
 
     def of_side(statistic, beta2, gradient):
@@ -116,7 +116,7 @@ def move(
 
 def shampoo_statistics(
     streams: list[Stream], wanted: Any, start: float = START
-) -> dict[int, Roots]:
+) -> dict[int, Sides]:
     """Shampoo's statistics of each stream after some numbers of refreshes, float64."""
     gradients = np.stack([stream.gradients for stream in streams], axis=1)
     statistics = statistics_at_start(gradients.shape[1:], 0.0)
@@ -125,24 +125,24 @@ def shampoo_statistics(
     for t, g in enumerate(gradients):
         # As in the package, a zero gradient does not count.
         beta2 = np.where(np.any(g != 0, axis=(1, 2)), BETA2, 1.0)
-        statistics = step(statistics, Roots(beta2, beta2), g)
+        statistics = step(statistics, Sides(beta2, beta2), g)
         if t + 1 in wanted:
             found[t + 1] = statistics
     return found
 
 
-def exact_roots(statistics: Roots, ridge: float) -> Roots:
-    """Roots by ``eigh``, as NumPy arrays."""
+def exact_roots(statistics: Sides, ridge: float) -> Sides:
+    """Sides by ``eigh``, as NumPy arrays."""
     mapped = jax.jit(jax.vmap(lambda s: exact_root(s, ridge)))
-    return Roots(*(np.asarray(mapped(side)) for side in statistics))
+    return Sides(*(np.asarray(mapped(side)) for side in statistics))
 
 
 def measure(
     rule: Rule,
     streams: list[Stream],
     arithmetic: str,
-    exact: dict[int, Roots],
-    bare: dict[int, Roots] | None = None,
+    exact: dict[int, Sides],
+    bare: dict[int, Sides] | None = None,
 ) -> list:
     """One row for each stream; the streams have one shape and length.
 
@@ -166,12 +166,12 @@ def measure(
     for refreshes, state, own in run(rule, streams, arithmetic):
         same = exact_roots(own, 0.0 if rule.start else RIDGE)
         flops = rule.flops(streams[0].gradients.shape[1:], state, refreshes)
-        roots = Roots(*(np.asarray(side, np.float64) for side in state.roots))
+        roots = Sides(*(np.asarray(side, np.float64) for side in state.roots))
         for i, (stream, row) in enumerate(zip(streams, rows, strict=True)):
             if refreshes not in row["refreshes"]:
                 continue
             one, reference, shampoo = (
-                Roots(pair.left[i], pair.right[i])
+                Sides(pair.left[i], pair.right[i])
                 for pair in (roots, same, exact[refreshes])
             )
             gradient = stream.gradients[refreshes - 1].astype(np.float64)

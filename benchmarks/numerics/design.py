@@ -8,14 +8,14 @@ distance t from 1 on [lo, 1] is least. Each stage but the last is divided by 1 +
 that it maps [lo, 1] into [(1 - t) / (1 + t), 1], where the next one takes over. The
 error of the whole is the t of the last stage.
 Answer: the table and the coefficients that this prints; the package's
-``jorge_optax._composite.POLYNOMIALS`` are those of l = 3e-5 with degrees (1, 4, 4).
+``jorge_optax._polynomials.POLYNOMIALS`` are those of l = 3e-5 with degrees (1, 4, 4).
 
     python -m benchmarks.numerics.design
 """
 
 import numpy as np
 
-from jorge_optax._composite import POLYNOMIALS, Polynomial, composite_products
+from jorge_optax._polynomials import POLYNOMIALS, Polynomial, count_products
 
 GRID = 200_000
 EIGENVALUES = (1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
@@ -122,7 +122,7 @@ def main() -> None:
         for degrees in DEGREES:
             polynomials, error = design(smallest, degrees)
             found = largest_error(smallest, polynomials)
-            products = composite_products(polynomials)
+            products = count_products(polynomials)
             names = ", ".join(map(str, degrees))
             print(
                 f"{smallest:8.0e}  {names:<10} {products:>8} {error:>10.3g} "

@@ -36,7 +36,7 @@ from benchmarks.numerics.streams import (
     recorded,
     synthetic_gradient,
 )
-from jorge_optax import Roots
+from jorge_optax import Sides
 
 REFRESHES, CHUNK = results.sized(100_000, 200), 100
 HISTORY = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -178,7 +178,7 @@ def _norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2)))
 
 
-def smallest_eigenvalues(roots: Roots) -> np.ndarray:
+def smallest_eigenvalues(roots: Sides) -> np.ndarray:
     """Of each tile, over the largest; NaN where a root is not finite."""
     found = []
     for side in roots:

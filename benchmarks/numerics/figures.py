@@ -4,17 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from jorge_optax import Roots
+from jorge_optax import Sides
 
 
 def figures(
-    roots: Roots, same: Roots, shampoo: Roots, gradient: np.ndarray, known: Roots | None
+    roots: Sides, same: Sides, shampoo: Sides, gradient: np.ndarray, known: Sides | None
 ) -> dict[str, Any]:
     """Returns all figures; the docstring of accuracy.py defines them."""
     direction = roots.left @ gradient @ roots.right
     if not all(np.all(np.isfinite(side)) for side in roots):
         # What eigh and svd would refuse.
-        roots = Roots(*(np.full_like(side, np.nan) for side in roots))
+        roots = Sides(*(np.full_like(side, np.nan) for side in roots))
     row = {
         "cosine": cosine(direction, shampoo.left @ gradient @ shampoo.right),
         "error": max(map(_distance, roots, same)),

@@ -18,9 +18,15 @@ import numpy as np
 
 from benchmarks.cost.counts import matmul_flops
 from benchmarks.numerics.design import design
-from examples.shared.shampoo import ExactRoots
-from jorge_optax import Composite, Roots, Series
-from jorge_optax._scales import split_scale
+from examples.shared.shampoo import ExactRoot, exact_rule
+from jorge_optax import (
+    BinomialSeries,
+    PolynomialRoot,
+    Preconditioner,
+    Sides,
+    TrackedStatistics,
+)
+from jorge_optax._numerics import split_scale
 
 EPS = 1e-6
 BEST_QUADRATIC = (-0.2304, 0.0727)  # of (1 + x)^(-1/4) on [0, 1]
@@ -34,20 +40,20 @@ class RuleState(NamedTuple):
       extra: statistics of the package's rules; sub-steps so far of the prototypes.
     """
 
-    roots: Roots
+    roots: Sides
     extra: Any
 
 
-def sides(function, *pairs, gradients: jax.Array) -> Roots:
+def sides(function, *pairs, gradients: jax.Array) -> Sides:
     """What a function of one side makes of each side of each tile of a stack."""
-    lefts, rights = ([getattr(pair, side) for pair in pairs] for side in Roots._fields)
+    lefts, rights = ([getattr(pair, side) for pair in pairs] for side in Sides._fields)
     mapped = jax.vmap(function)
-    return Roots(mapped(*lefts, gradients), mapped(*rights, gradients.mT))
+    return Sides(mapped(*lefts, gradients), mapped(*rights, gradients.mT))
 
 
-def _identities(tiles: tuple[int, int, int], scale: float, dtype: Any) -> Roots:
+def _identities(tiles: tuple[int, int, int], scale: float, dtype: Any) -> Sides:
     n, rows, columns = tiles
-    return Roots(
+    return Sides(
         *(jnp.tile(scale * jnp.eye(m, dtype=dtype), (n, 1, 1)) for m in (rows, columns))
     )
 
@@ -62,35 +68,35 @@ class Packaged:
     """
 
     name: str
-    rule: Series | Composite
+    rule: BinomialSeries | TrackedStatistics
 
     @property
     def start(self) -> float:
         """The statistic begins as this multiple of the identity."""
-        return EPS if isinstance(self.rule, Series) else 0.0
+        return EPS if isinstance(self.rule, BinomialSeries) else 0.0
 
     def init(self, tiles: tuple[int, int, int], dtype: Any = jnp.float32) -> RuleState:
         """The state of n tiles of some rows and columns before the first refresh."""
         structs = {"": jax.ShapeDtypeStruct(tiles, dtype)}
-        roots = _identities(tiles, EPS**-0.25, dtype)
-        return RuleState(roots, self.rule.init(structs, dtype))
+        kept = self.rule.init(structs, eps=EPS, dtype=jnp.dtype(dtype))
+        return RuleState(kept.roots[""], kept.statistics)
 
     def refresh(self, state: RuleState, gradients: jax.Array) -> RuleState:
         """One refresh, by the package's own code."""
-        roots, extra = self.rule.refresh(
-            {"": state.roots},
-            state.extra,
+        new = self.rule.refresh(
+            Preconditioner({"": state.roots}, state.extra),
             {"": gradients},
+            None,
             damping=0.0,
             precision="highest",
         )
-        return RuleState(roots[""], extra)
+        return RuleState(new.roots[""], new.statistics)
 
-    def beta2(self, state: RuleState, gradients: jax.Array) -> Roots:
+    def beta2(self, state: RuleState, gradients: jax.Array) -> Sides:
         """Weight of the old statistic at the next refresh, for each side and tile."""
 
         def of_side(root, gradient):
-            if isinstance(self.rule, Composite):
+            if isinstance(self.rule, TrackedStatistics):
                 beta2 = jnp.asarray(self.rule.beta2, root.dtype)
             else:
                 squared = root @ root
@@ -102,7 +108,8 @@ class Packaged:
 
     def flops(self, tile: tuple[int, int], state: RuleState, refreshes: int) -> Any:
         """Operations of matrix products so far, for each tile; NaN for ``eigh``."""
-        if isinstance(self.rule, ExactRoots):
+        root = getattr(self.rule, "inverse_root", None)
+        if isinstance(root, ExactRoot):
             return np.full(len(state.roots.left), np.nan)
         structs = jax.eval_shape(lambda: self.init((1, *tile)))
         gradient = jax.ShapeDtypeStruct((1, *tile), jnp.float32)
@@ -134,19 +141,19 @@ class Congruence:
     def init(self, tiles: tuple[int, int, int], dtype: Any = jnp.float32) -> RuleState:
         """The state before the first refresh."""
         none = jnp.zeros(tiles[0], jnp.int32)
-        return RuleState(_identities(tiles, EPS**-0.25, dtype), Roots(none, none))
+        return RuleState(_identities(tiles, EPS**-0.25, dtype), Sides(none, none))
 
     def refresh(self, state: RuleState, gradients: jax.Array) -> RuleState:
         """One refresh."""
         new = sides(self._refresh_side, state.roots, gradients=gradients)
-        roots = Roots(new.left[0], new.right[0])
-        used = Roots(new.left[2], new.right[2])
+        roots = Sides(new.left[0], new.right[0])
+        used = Sides(new.left[2], new.right[2])
         return RuleState(roots, jax.tree.map(jnp.add, state.extra, used))
 
-    def beta2(self, state: RuleState, gradients: jax.Array) -> Roots:
+    def beta2(self, state: RuleState, gradients: jax.Array) -> Sides:
         """Weight of the old statistic at the next refresh, for each side and tile."""
         new = sides(self._refresh_side, state.roots, gradients=gradients)
-        return Roots(1 / (1 + new.left[1]), 1 / (1 + new.right[1]))
+        return Sides(1 / (1 + new.left[1]), 1 / (1 + new.right[1]))
 
     def flops(self, tile: tuple[int, int], state: RuleState, refreshes: int) -> Any:
         """Operations of matrix products so far; only sub-steps that did something."""
@@ -201,7 +208,7 @@ class Unrefreshed:
         del gradients
         return state
 
-    def beta2(self, state: RuleState, gradients: jax.Array) -> Roots:
+    def beta2(self, state: RuleState, gradients: jax.Array) -> Sides:
         """One: the statistic stays as it is."""
         return sides(lambda root, _: root[0, 0], state.roots, gradients=gradients)
 
@@ -213,8 +220,8 @@ class Unrefreshed:
 
 Rule = Packaged | Congruence | Unrefreshed
 
-PAPER = Packaged("paper", Series())
-COMPOSITE = Packaged("composite", Composite())
+PAPER = Packaged("paper", BinomialSeries())
+COMPOSITE = Packaged("composite", TrackedStatistics())
 SUBSTEPPED = Congruence("congruence, sub-steps", floor=0.95, substeps=4)
 
 
@@ -223,17 +230,19 @@ def rules() -> list[Rule]:
     return [
         Unrefreshed(),
         PAPER,
-        Packaged("paper, best quadratic", Series(BEST_QUADRATIC)),
+        Packaged("paper, best quadratic", BinomialSeries(BEST_QUADRATIC)),
         Congruence("congruence"),
         Congruence("congruence, floor", floor=0.95),
         SUBSTEPPED,
         staged("composite, 2 polynomials", 3e-5, (4, 4)),
         COMPOSITE,
         staged("composite, from 1e-6", 1e-6, (4, 4, 4)),
-        Packaged("exact", ExactRoots()),
+        Packaged("exact", exact_rule()),
     ]
 
 
 def staged(name: str, smallest: float, degrees: tuple[int, ...]) -> Packaged:
     """The composite rule with the best polynomials of these degrees."""
-    return Packaged(name, Composite(polynomials=design(smallest, degrees)[0]))
+    return Packaged(
+        name, TrackedStatistics(inverse_root=PolynomialRoot(design(smallest, degrees)[0]))
+    )

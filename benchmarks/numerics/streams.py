@@ -22,7 +22,7 @@ import optax
 
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS
-from jorge_optax import Roots
+from jorge_optax import Sides
 
 FOLDER = results.sized(pathlib.Path(__file__).parent, results.FOLDER) / "recorded"
 STEPS = results.sized(300, 100)
@@ -45,7 +45,7 @@ class Stream:
     kind: str
     gradients: np.ndarray
     event: int | None = None
-    known: Roots | None = None
+    known: Sides | None = None
 
 
 # Model, step at which recording starts, and the tiles as the package would cut them
@@ -162,7 +162,7 @@ def quadratics(tile: tuple[int, int] = (64, 64), steps: int = STEPS) -> list[Str
         errors = rng.normal(size=(steps, *tile))
         gradients = (factors[0] @ errors @ factors[1]).astype(np.float32)
         name = f"quadratic, condition {condition:.0e}".replace("e+0", "e")
-        streams.append(Stream(name, "quadratic", gradients, known=Roots(*roots)))
+        streams.append(Stream(name, "quadratic", gradients, known=Sides(*roots)))
     return streams
 
 

@@ -29,10 +29,10 @@ from benchmarks.numerics.design import best_series, design, largest_error
 from benchmarks.numerics.figures import cosine, rounded
 from benchmarks.numerics.rules import Packaged
 from benchmarks.numerics.streams import Stream, recorded
-from jorge_optax import Roots, Series
-from jorge_optax._composite import (
+from jorge_optax import Sides, BinomialSeries
+from jorge_optax._polynomials import (
     POLYNOMIALS,
-    composite_products,
+    count_products,
     composite_root,
 )
 
@@ -63,7 +63,7 @@ def series_rows(groups: list, terms: Any = TERMS) -> list[dict[str, Any]]:
             (binomial(count), "series, binomial"),
             (tuple(best_series(count)[0]), "series, best"),
         ):
-            rule = Packaged(kind, Series(factors))
+            rule = Packaged(kind, BinomialSeries(factors))
             cosines: dict[str, list] = {}
             for group in groups:
                 for row in accuracy.measure(
@@ -102,7 +102,7 @@ def composite_rows(
                 "degree": degrees[0] if len(set(degrees)) == 1 else None,
                 "degrees": ", ".join(map(str, degrees)),
                 "smallest": smallest,
-                "products": 1 + composite_products(polynomials),
+                "products": 1 + count_products(polynomials),
             }
             rows.append(_row(facts, error, _composite_cosines(groups, polynomials)))
             print(rows[-1], flush=True)
@@ -116,7 +116,7 @@ def default_row(groups: list) -> dict[str, Any]:
         "stages": len(POLYNOMIALS),
         "degree": "1, 4, 4",
         "smallest": 3e-5,
-        "products": 1 + composite_products(POLYNOMIALS),
+        "products": 1 + count_products(POLYNOMIALS),
     }
     error = largest_error(3e-5, POLYNOMIALS)
     return _row(facts, error, _composite_cosines(groups, POLYNOMIALS))
@@ -129,7 +129,7 @@ def _composite_cosines(groups: list, polynomials: tuple) -> dict[str, list]:
         for refreshes in REFRESHES:
             # The roots depend on the statistics alone, not on the way to them.
             now = [side.astype(jnp.float32) for side in group.statistics[refreshes]]
-            roots = Roots(*(np.asarray(root(side), np.float64) for side in now))
+            roots = Sides(*(np.asarray(root(side), np.float64) for side in now))
             for i, stream in enumerate(group.streams):
                 g = stream.gradients[refreshes - 1].astype(np.float64)
                 mine, exact, bare = (
@@ -161,9 +161,9 @@ class Group(NamedTuple):
     """
 
     streams: list[Stream]
-    statistics: dict[int, Roots]
-    exact: dict[int, Roots]
-    bare: dict[int, Roots]
+    statistics: dict[int, Sides]
+    exact: dict[int, Sides]
+    bare: dict[int, Sides]
 
 
 def prepare(streams: list[Stream]) -> list[Group]:

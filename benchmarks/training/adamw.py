@@ -25,7 +25,7 @@ import optax
 from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import language_model
-from jorge_optax import Composite, from_adamw
+from jorge_optax import TrackedStatistics, from_adamw
 
 STEPS, DECAY, B2 = results.sized(600, 60), 0.1, 0.95
 RATES = results.sized((1e-3, 2e-3, 4e-3, 8e-3), (2e-3,))
@@ -48,7 +48,7 @@ VARIANTS = {
     "jorge, composite rule": {},
     "jorge, embeddings preconditioned": {"leave_out": ()},
 }
-OVERRIDES = {"jorge, composite rule": {"refresh": Composite()}}  # of derived options
+OVERRIDES = {"jorge, composite rule": {"rule": TrackedStatistics()}}  # of derived options
 
 
 def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:

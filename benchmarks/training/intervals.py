@@ -1,6 +1,6 @@
 """Compares growing refresh intervals with constant ones at equal cost.
 
-Question: at the same number of refreshes in a run, is growing_interval better than a
+Question: at the same number of refreshes in a run, is growing_interval_schedule better than a
 constant interval?
 Method: the MLP of benchmarks.training.tiles on Fashion-MNIST, 600 steps, batch 256,
 learning rate 0.1, momentum 0.9, no decay. For each constant interval k, the growing one
@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.problems import fashion_mnist
-from jorge_optax import growing_interval, jorge
+from jorge_optax import growing_interval_schedule, jorge
 
 SEEDS = results.sized((0, 1, 2), (0,))
 STEPS = results.sized(600, 100)
@@ -31,7 +31,7 @@ def growing_of_equal_cost(constant: int):
     """Returns the growing interval with at most the refreshes of a constant one."""
     best = None
     for per_stage in range(1, 100):
-        candidate = growing_interval(4 * constant, refreshes=per_stage)
+        candidate = growing_interval_schedule(4 * constant, refreshes=per_stage)
         if refreshes(candidate) > -(-STEPS // constant):
             break
         best = candidate

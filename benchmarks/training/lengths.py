@@ -34,7 +34,7 @@ from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
 from benchmarks.training.comparison import BESIDE, SEEDS, TUNING_SEED, Study
 from examples.shared.shampoo import ExactRoots
-from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
+from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge
 
 MOMENTUM, B2, INTERVAL = 0.9, 0.95, 10
 # Where the search for a rate begins; None: at the problem's rate for SGD.
@@ -75,9 +75,9 @@ def direction(name: str, problem: Problem) -> optax.GradientTransformation:
             beta=MOMENTUM, weight_dimension_numbers=problem.muon_dimension_numbers
         )
         return optax.chain(muon, _per_matrix(lambda m, n, x: x * max(1, n / m) ** 0.5))
-    rule = Composite() if name == "composite" else ExactRoots()
+    rule = TrackedStatistics() if name == "composite" else ExactRoots()
     return optax.chain(
-        scale_by_jorge(update_interval=INTERVAL, refresh=rule),
+        scale_by_jorge(update_interval=INTERVAL, rule=rule),
         optax.ema(MOMENTUM, debias=False),
     )
 
@@ -98,7 +98,7 @@ def variant(
             schedule,
             MOMENTUM,
             update_interval=INTERVAL,
-            refresh=Composite(),
+            rule=TrackedStatistics(),
             grafting=lengths[length],
         )
     step = direction(first, problem)

@@ -19,7 +19,7 @@ import optax
 
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS
-from jorge_optax import Composite, jorge
+from jorge_optax import TrackedStatistics, jorge
 
 STARTS = results.sized((0.0, 0.1, 0.3, 1.0, 3.0), (0.3,))
 RATES, SEEDS = (0.1, 0.2), results.sized((0, 1, 2, 3, 4), (0,))
@@ -32,14 +32,14 @@ def main() -> None:
     problem = PROBLEMS["mlp"]()
     rows = []
     for start in STARTS:
-        rule = Composite(start=start)
+        rule = TrackedStatistics(start=start)
 
         @jax.jit
         def step(params, state, batch, rate, rule=rule):
             loss, grads = jax.value_and_grad(
                 lambda params: problem.loss(params, (), batch)[0]
             )(params)
-            optimizer = jorge(rate, update_interval=INTERVAL, refresh=rule)
+            optimizer = jorge(rate, update_interval=INTERVAL, rule=rule)
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, loss
 
@@ -47,7 +47,7 @@ def main() -> None:
             early, late = [], []
             for seed in SEEDS:
                 params, _ = problem.init(seed)
-                state = jorge(rate, refresh=rule).init(params)
+                state = jorge(rate, rule=rule).init(params)
                 losses = []
                 for batch in itertools.islice(problem.batches(seed), STEPS):
                     params, state, loss = step(params, state, batch, rate)

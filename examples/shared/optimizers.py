@@ -7,12 +7,12 @@ import optax
 
 from examples.shared.config import Config, Schedule
 from examples.shared.shampoo import ExactRoots
-from jorge_optax import Composite, FromSGD, from_sgd
+from jorge_optax import TrackedStatistics, JorgeConfig, from_sgd
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 FROM_SGD = ("shampoo", "jorge", "jorge-composite")
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
-REFRESH = {"shampoo": ExactRoots(), "jorge-composite": Composite()}
+REFRESH = {"shampoo": ExactRoots(), "jorge-composite": TrackedStatistics()}
 
 
 class Built(NamedTuple):
@@ -96,7 +96,7 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
     return Built(transformation, settings, rate, options)
 
 
-def derive(config: Config, *, steps: int, steps_per_epoch: int) -> FromSGD:
+def derive(config: Config, *, steps: int, steps_per_epoch: int) -> JorgeConfig:
     """Derives Jorge's settings from SGD's by the paper's rules."""
     sgd = config.sgd
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.

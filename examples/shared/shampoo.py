@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax import Composite, jorge
+from jorge_optax import TrackedStatistics, jorge
 
 
 def exact_root(statistic: jax.Array, ridge: float = 0.0) -> jax.Array:
@@ -26,19 +26,24 @@ def exact_root(statistic: jax.Array, ridge: float = 0.0) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactRoots(Composite):
-    """As :class:`jorge_optax.Composite`, but the roots are exact.
+class ExactRoot:
+    """The exact inverse fourth root, by an eigendecomposition.
 
     Attributes:
-      ridge: share of the largest eigenvalue that is added to all.
+      ridge: Share of the largest eigenvalue that is added to all.
     """
 
     ridge: float = 1e-6
 
-    def root(self, statistic: jax.Array, precision: Any) -> jax.Array:
-        """Returns the exact root."""
+    def __call__(self, statistic: jax.Array, precision: Any) -> jax.Array:
+        """Returns the root of one matrix."""
         del precision
         return exact_root(statistic, self.ridge)
+
+
+def exact_rule(ridge: float = 1e-6, **options: Any) -> TrackedStatistics:
+    """Returns Shampoo's rule: its statistics, and their exact roots."""
+    return TrackedStatistics(inverse_root=ExactRoot(ridge), **options)
 
 
 def shampoo(
@@ -47,7 +52,7 @@ def shampoo(
     weight_decay: float = 0.0,
     weight_decay_mask: Any = None,
     *,
-    rule: ExactRoots | None = None,
+    rule: TrackedStatistics | None = None,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns Shampoo with exact roots and SGD grafting; options are `jorge`'s."""
@@ -56,6 +61,6 @@ def shampoo(
         momentum,
         weight_decay,
         weight_decay_mask,
-        refresh=rule or ExactRoots(),
+        rule=rule or exact_rule(),
         **options,
     )

@@ -21,8 +21,8 @@ from benchmarks.numerics.streams import quadratics
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
 from examples.shared.shampoo import ExactRoots, exact_root, shampoo
-from jorge_optax import Composite, jorge
-from jorge_optax._composite import POLYNOMIALS
+from jorge_optax import TrackedStatistics, jorge
+from jorge_optax._polynomials import POLYNOMIALS
 
 # --- polynomials -------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def test_exact_shampoo_is_jorge_with_other_roots():
         return np.stack(updates), optax.tree.get(state, "statistics")
 
     exact, statistics = run(shampoo(0.1, update_interval=1))
-    near, same = run(jorge(0.1, update_interval=1, refresh=Composite()))
+    near, same = run(jorge(0.1, update_interval=1, rule=TrackedStatistics()))
     jax.tree.map(np.testing.assert_array_equal, statistics, same)
     cosine = np.sum(exact * near) / np.linalg.norm(exact) / np.linalg.norm(near)
     assert 0.99 < cosine < 0.99999

@@ -3,7 +3,7 @@
 import jax
 
 from benchmarks.problems import language_model, shapes
-from jorge_optax import Composite, Series
+from jorge_optax import TrackedStatistics, BinomialSeries
 
 MODELS = {
     "resnet50": lambda: shapes.resnet(50),
@@ -11,4 +11,4 @@ MODELS = {
     # Two blocks of width 128, a context of 64, 256 bytes.
     "transformer": lambda: jax.eval_shape(lambda: language_model.init(0)),
 }
-RULES = {"series": Series(), "composite": Composite()}
+RULES = {"series": BinomialSeries(), "composite": TrackedStatistics()}

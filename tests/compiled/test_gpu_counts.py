@@ -79,7 +79,7 @@ def compiled(optimizer, params) -> target.Program:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "rule"), PINNED)
 def test_counts_are_the_pinned_ones(plugin, model, rule):
-    optimizer = jorge(0.1, 0.9, 1e-3, refresh=RULES[rule])
+    optimizer = jorge(0.1, 0.9, 1e-3, rule=RULES[rule])
     program = compiled(optimizer, MODELS[model]())
     plain, refresh = programs.plain_and_refresh(program.text)
     assert refresh is not None
@@ -344,7 +344,7 @@ def test_least_bytes_of_an_update():
     series = {"plain": both + roots, "refresh": both + 2 * roots}
     assert least(jorge(0.1)) == series
     # The statistics, as large as the roots, rest on a plain step.
-    composite = least(jorge(0.1, refresh=RULES["composite"]))
+    composite = least(jorge(0.1, rule=RULES["composite"]))
     assert composite["plain"] == series["plain"]
     assert composite["refresh"] == series["refresh"] + 2 * roots
 

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from benchmarks.cost import counts
-from jorge_optax import Series, Tiling, jorge
-from jorge_optax._composite import POLYNOMIALS, composite_products
+from jorge_optax import BinomialSeries, Tiling, jorge
+from jorge_optax._polynomials import POLYNOMIALS, count_products
 from jorge_optax._stacks import plan_tree
 from tests.compiled.models import MODELS, RULES
 
@@ -135,7 +135,7 @@ def differences(found: Counts, pinned: Counts) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(("model", "rule"), PINNED)
 def test_counts_are_the_pinned_ones(model, rule):
-    found = counted(MODELS[model](), jorge(0.1, refresh=RULES[rule]))
+    found = counted(MODELS[model](), jorge(0.1, rule=RULES[rule]))
     assert differences(found, PINNED[model, rule]) == {}
 
 
@@ -144,7 +144,7 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     """The comments of the table, as formulas."""
     params, pinned = MODELS[model](), PINNED[model, rule]
     thin = THIN.get((model, rule), set())
-    each = 5 if rule == "series" else composite_products(POLYNOMIALS)
+    each = 5 if rule == "series" else count_products(POLYNOMIALS)
     stacks = plan_tree(params, Tiling()).stacks.values()
     sides, applied, by_gram, alone, roots = set(), 0, 0, 0, 0
     for n, rows, columns in stacks:
@@ -193,7 +193,7 @@ def one_conditional_more(updates):
         (optax.chain(jorge(0.1), optax.clip(1.0)), {"characters"}),
         (jorge(0.1, root_dtype="bfloat16"), {"state_bytes"}),
         (
-            jorge(0.1, refresh=Series((-1 / 4, 5 / 32, -15 / 128))),
+            jorge(0.1, rule=BinomialSeries((-1 / 4, 5 / 32, -15 / 128))),
             {"refresh_products", "refresh_flops"},
         ),
     ],

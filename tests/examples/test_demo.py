@@ -17,7 +17,7 @@ from examples.shared import compare, digits, flags
 from examples.shared.config import Schedule
 from examples.shared.data import train_batches
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 OPTIMIZERS = ("sgd", "adamw", "jorge")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -13,7 +13,7 @@ from examples.segmentation import train as segmentation
 from examples.segmentation.configs import CONFIGS as SEGMENTATION
 from examples.shared import optimizers
 from examples.shared.config import SGD, Schedule
-from jorge_optax import jorge, step_decay_in_thirds
+from jorge_optax import jorge, thirds_decay_schedule
 from tests.examples import toy_task
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
@@ -56,7 +56,7 @@ def test_sgd_is_optax_sgd_with_l2():
 
 def test_jorge_follows_from_sgd_alone():
     expected = jorge(
-        step_decay_in_thirds(0.1, 30),
+        thirds_decay_schedule(0.1, 30),
         0.9,
         1e-3,
         {"kernel": True, "bias": False},

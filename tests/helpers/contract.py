@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge
+from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge
 
 # Two leaves that share a stack, and two without roots. Few, since most of the time of
 # these tests is compilation.
@@ -50,7 +50,7 @@ TABLE = {
     ),
     "jorge_composite": (
         jorge,
-        dict(learning_rate=0.05, update_interval=2, refresh=Composite()),
+        dict(learning_rate=0.05, update_interval=2, rule=TrackedStatistics()),
     ),
     "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
     "graft_tiled": (

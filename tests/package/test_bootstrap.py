@@ -12,9 +12,9 @@ import pytest
 from jorge_optax import (
     from_adamw,
     from_sgd,
-    growing_interval,
+    growing_interval_schedule,
     jorge,
-    step_decay_in_thirds,
+    thirds_decay_schedule,
 )
 
 # The paper's appendix: SGD's table, and Jorge's, for the same four benchmarks.
@@ -103,7 +103,7 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark, fo
 
 
 def test_schedule_is_exact_at_its_boundaries_and_in_its_warmup():
-    schedule = step_decay_in_thirds(0.4, 90, warmup_steps=5, warmup_from=0.1)
+    schedule = thirds_decay_schedule(0.4, 90, warmup_steps=5, warmup_from=0.1)
     expected = {0: 0.1, 1: 0.16, 4: 0.34, 5: 0.4, 29: 0.4, 30: 0.04, 59: 0.04}
     expected |= {60: 0.004, 89: 0.004, 10_000: 0.004}
     for step, rate in expected.items():
@@ -116,9 +116,9 @@ def test_schedule_is_exact_at_its_boundaries_and_in_its_warmup():
 def test_schedule_does_what_join_schedules_does_not():
     """optax.join_schedules restarts the count: the decay would come 5 steps late."""
     joined = optax.join_schedules(
-        [optax.linear_schedule(0.0, 0.1, 5), step_decay_in_thirds(0.1, 90)], [5]
+        [optax.linear_schedule(0.0, 0.1, 5), thirds_decay_schedule(0.1, 90)], [5]
     )
-    ours = step_decay_in_thirds(0.1, 90, warmup_steps=5)
+    ours = thirds_decay_schedule(0.1, 90, warmup_steps=5)
     assert float(ours(30)) == pytest.approx(0.01)
     assert float(joined(30)) == pytest.approx(0.1)
 
@@ -133,7 +133,7 @@ def test_config_prints_goes_to_json_can_be_changed_and_trains():
         config.momentum = 0.5
     params = {"w": jnp.ones((3, 2))}
     grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)))}
-    by_hand = jorge(step_decay_in_thirds(0.1, 90), 0.9, 1e-3, mask, update_interval=10)
+    by_hand = jorge(thirds_decay_schedule(0.1, 90), 0.9, 1e-3, mask, update_interval=10)
     updates = [
         tx.update(grads, tx.init(params), params)[0]
         for tx in (by_hand, config.optimizer())
@@ -195,9 +195,9 @@ def test_wrong_input_gets_a_clear_answer(arguments, message):
 
 def test_step_decay_rejects_a_warmup_beyond_its_first_boundary():
     with pytest.raises(ValueError, match=r"warmup_steps must lie in \[0, 30\]"):
-        step_decay_in_thirds(0.1, 90, warmup_steps=31)
+        thirds_decay_schedule(0.1, 90, warmup_steps=31)
     with pytest.raises(ValueError, match="total_steps must be at least 1"):
-        step_decay_in_thirds(0.1, 0)
+        thirds_decay_schedule(0.1, 0)
 
 
 def refresh_steps(interval, steps):
@@ -208,7 +208,7 @@ def refresh_steps(interval, steps):
 def test_growing_interval_refreshes_often_early_and_rarely_later(
     last, first, refreshes
 ):
-    interval = growing_interval(last, first=first, refreshes=refreshes)
+    interval = growing_interval_schedule(last, first=first, refreshes=refreshes)
     steps = refresh_steps(interval, 3000)
     gaps = np.diff(steps)
     assert gaps[0] == first
@@ -223,7 +223,7 @@ def test_growing_interval_refreshes_often_early_and_rarely_later(
 
 
 def test_growing_interval_drives_the_optimizer():
-    optimizer = jorge(0.1, update_interval=growing_interval(4, refreshes=2))
+    optimizer = jorge(0.1, update_interval=growing_interval_schedule(4, refreshes=2))
     state = optimizer.init(jnp.zeros((4, 3)))
     update = jax.jit(optimizer.update)
     refreshed = []
@@ -233,14 +233,14 @@ def test_growing_interval_drives_the_optimizer():
         after = optax.tree.get(state, "roots")
         if (before["4x3"].left != after["4x3"].left).any():
             refreshed.append(step)
-    assert refreshed == refresh_steps(growing_interval(4, refreshes=2), 16)
+    assert refreshed == refresh_steps(growing_interval_schedule(4, refreshes=2), 16)
 
 
 def test_growing_interval_rejects_nonsense():
     with pytest.raises(ValueError, match="1 <= first <= last"):
-        growing_interval(4, first=8)
+        growing_interval_schedule(4, first=8)
     with pytest.raises(ValueError, match="refreshes must be at least 1"):
-        growing_interval(4, refreshes=0)
+        growing_interval_schedule(4, refreshes=0)
 
 
 def test_from_adamw_grafts_onto_adams_length():

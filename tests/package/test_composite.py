@@ -1,4 +1,4 @@
-"""Composite: roots of tracked statistics by a few polynomials."""
+"""TrackedStatistics: roots of tracked statistics by a few polynomials."""
 
 import functools
 
@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from jorge_optax import (
-    Composite,
-    Series,
+    TrackedStatistics,
+    BinomialSeries,
     Tiling,
     describe,
     diagnostics,
@@ -20,17 +20,17 @@ from jorge_optax import (
     scale_by_jorge,
     state_size,
 )
-from jorge_optax._composite import POLYNOMIALS, composite_products, composite_root
+from jorge_optax._polynomials import POLYNOMIALS, count_products, composite_root
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 
-RULE = Composite()
+RULE = TrackedStatistics()
 # The largest relative error of the default polynomials, and where it holds.
 ERROR, SMALLEST = 0.0375, 3e-5
 
 
 def scan(gradient_at, steps, shape, rule=RULE):
     """scale_by_jorge with a refresh at every step, in one compiled scan."""
-    optimizer = scale_by_jorge(update_interval=1, refresh=rule)
+    optimizer = scale_by_jorge(update_interval=1, rule=rule)
 
     def step(state, t):
         direction, state = optimizer.update(gradient_at(t), state)
@@ -113,7 +113,7 @@ def test_any_polynomials_and_the_count_of_their_products(degrees):
     root = np.asarray(function(jnp.asarray(statistic, jnp.float32)))
     np.testing.assert_allclose(np.diag(vectors.T @ root @ vectors), y, rtol=1e-4)
     text = str(jax.make_jaxpr(function)(jnp.ones((6, 6))))
-    assert text.count("dot_general") == composite_products(polynomials)
+    assert text.count("dot_general") == count_products(polynomials)
 
 
 # --- options -----------------------------------------------------------------------
@@ -122,17 +122,17 @@ def test_any_polynomials_and_the_count_of_their_products(degrees):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Composite(beta2=1.0), r"Composite.beta2 must lie in \[0, 1\), got 1"),
-        (lambda: Composite(beta2="much"), "Composite.beta2 must be a number"),
-        (lambda: Composite(start=-1.0), "Composite.start must be finite and at least"),
-        (lambda: Composite(polynomials=()), "at least one polynomial"),
-        (lambda: Composite(polynomials=((1.0,),)), "at least 2 finite numbers, got"),
-        (lambda: Composite(polynomials=(3.0,)), "at least 2 finite numbers, got 3.0"),
-        (lambda: Composite(polynomials=((1, -2),)), "positive .* got .*-1 somewhere"),
-        (lambda: Composite(polynomials=((2, -1), (1, -2))), "positive"),
-        (lambda: Series(()), "Series.factors must be at least 1 finite number, got"),
-        (lambda: Series((np.nan,)), "Series.factors must be at least 1 finite number"),
-        (lambda: jorge(0.1, refresh="composite"), "refresh must be a Series.*'compo"),
+        (lambda: TrackedStatistics(beta2=1.0), r"TrackedStatistics.beta2 must lie in \[0, 1\), got 1"),
+        (lambda: TrackedStatistics(beta2="much"), "TrackedStatistics.beta2 must be a number"),
+        (lambda: TrackedStatistics(start=-1.0), "TrackedStatistics.start must be finite and at least"),
+        (lambda: TrackedStatistics(polynomials=()), "at least one polynomial"),
+        (lambda: TrackedStatistics(polynomials=((1.0,),)), "at least 2 finite numbers, got"),
+        (lambda: TrackedStatistics(polynomials=(3.0,)), "at least 2 finite numbers, got 3.0"),
+        (lambda: TrackedStatistics(polynomials=((1, -2),)), "positive .* got .*-1 somewhere"),
+        (lambda: TrackedStatistics(polynomials=((2, -1), (1, -2))), "positive"),
+        (lambda: BinomialSeries(()), "Series.factors must be at least 1 finite number, got"),
+        (lambda: BinomialSeries((np.nan,)), "Series.factors must be at least 1 finite number"),
+        (lambda: jorge(0.1, refresh="composite"), "refresh must be a BinomialSeries.*'compo"),
     ],
 )
 def test_bad_options_are_refused(make, message):
@@ -151,7 +151,7 @@ def test_series_may_have_any_factors():
         for shape in ((5, 4), (12, 2)):
             g = rng.normal(size=shape)
             optimizer = scale_by_jorge(
-                update_interval=1, refresh=Series(factors), root_dtype="float64"
+                update_interval=1, rule=BinomialSeries(factors), root_dtype="float64"
             )
             params = jnp.zeros(shape)
             _, state = optimizer.update(jnp.asarray(g), optimizer.init(params))
@@ -171,7 +171,7 @@ def test_series_may_have_any_factors():
 
 def test_one_factor_costs_one_product_less():
     def products(factors):
-        optimizer = scale_by_jorge(refresh=Series(factors))
+        optimizer = scale_by_jorge(rule=BinomialSeries(factors))
         params = jax.ShapeDtypeStruct((8, 8), "float32")
         state = jax.eval_shape(optimizer.init, params)
         return str(jax.make_jaxpr(optimizer.update)(params, state)).count("dot_general")
@@ -182,7 +182,7 @@ def test_one_factor_costs_one_product_less():
 
 def test_statistics_are_float32_at_least():
     for root_dtype in ("float32", "bfloat16"):
-        optimizer = jorge(0.1, refresh=RULE, root_dtype=root_dtype)
+        optimizer = jorge(0.1, rule=RULE, root_dtype=root_dtype)
         state = optimizer.init(jnp.zeros((6, 4), jnp.bfloat16))
         statistics = optax.tree.get(state, "statistics")
         assert {leaf.dtype for leaf in jax.tree.leaves(statistics)} == {
@@ -194,7 +194,7 @@ def test_statistics_are_float32_at_least():
 
 def test_damping_adds_a_share_of_the_mean_of_the_diagonal():
     g = np.random.default_rng(4).normal(size=(5, 3))
-    optimizer = scale_by_jorge(update_interval=1, refresh=RULE, damping=0.2)
+    optimizer = scale_by_jorge(update_interval=1, rule=RULE, damping=0.2)
     _, state = optimizer.update(jnp.asarray(g, jnp.float32), optimizer.init(g))
     gram = g @ g.T
     damped = 0.05 * (gram + 0.5 * np.trace(gram) / 5 * np.eye(5))
@@ -207,8 +207,8 @@ def test_damping_adds_a_share_of_the_mean_of_the_diagonal():
 def test_start_adds_to_the_first_gram_only():
     rng = np.random.default_rng(4)
     for start in (0.0, 1.0, 3.0):
-        rule = Composite(start=start)
-        optimizer = scale_by_jorge(update_interval=1, refresh=rule)
+        rule = TrackedStatistics(start=start)
+        optimizer = scale_by_jorge(update_interval=1, rule=rule)
         state = optimizer.init(jnp.zeros((5, 3)))
         expected = 0
         for k in range(3):
@@ -225,22 +225,22 @@ def test_diagnostics_and_sizes_know_of_statistics():
     params = {"w": jnp.zeros((6, 4))}
     grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))}
     reports = {}
-    for rule in (Series(), RULE):
-        optimizer = jorge(0.1, refresh=rule)
+    for rule in (BinomialSeries(), RULE):
+        optimizer = jorge(0.1, rule=rule)
         _, state = optimizer.update(grads, optimizer.init(params))
         reports[rule] = diagnostics(state, grads)
-    assert set(reports[Series()]) - set(reports[RULE]) == {
+    assert set(reports[BinomialSeries()]) - set(reports[RULE]) == {
         f"6x4/{side}/{name}"
         for side in ("left", "right")
         for name in ("beta2", "growth")
     }
-    assert set(reports[RULE]) <= set(reports[Series()])
+    assert set(reports[RULE]) <= set(reports[BinomialSeries()])
     assert reports[RULE]["6x4/left/asymmetry"] == 0
-    assert reports[Series()]["6x4/left/asymmetry"] > 0
+    assert reports[BinomialSeries()]["6x4/left/asymmetry"] > 0
 
     more = 4 * (6 * 6 + 4 * 4)
-    assert state_size(params, refresh=RULE) == state_size(params) + more
-    row = describe(params, refresh=RULE).leaves[0]
+    assert state_size(params, rule=RULE) == state_size(params) + more
+    row = describe(params, rule=RULE).leaves[0]
     assert row.state_bytes == describe(params).leaves[0].state_bytes + more
 
 
@@ -252,14 +252,14 @@ def test_diagnostics_and_sizes_know_of_statistics():
 def test_scaled_gradients(dtype, factor):
     rng = np.random.default_rng(5)
     grads = [factor * rng.normal(size=(32, 24)) for _ in range(30)]
-    assert_as_long_as_sgd(grads, dtype, refresh=RULE)
-    assert_as_long_as_sgd(grads, dtype, refresh=RULE, tiling=Tiling(8))
+    assert_as_long_as_sgd(grads, dtype, rule=RULE)
+    assert_as_long_as_sgd(grads, dtype, rule=RULE, tiling=Tiling(8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zero_gradients_change_nothing(dtype):
     rng = np.random.default_rng(6)
-    optimizer = jorge(0.1, refresh=RULE, update_interval=1)
+    optimizer = jorge(0.1, rule=RULE, update_interval=1)
     params = jnp.ones((6, 4), dtype)
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
@@ -286,7 +286,7 @@ def test_zero_gradients_change_nothing(dtype):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_bad_gradient_never_enters_roots_or_statistics(bad):
     rng = np.random.default_rng(7)
-    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), refresh=RULE)
+    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), rule=RULE)
     params = jnp.zeros((12, 6))
     state = optimizer.init(params)
     for _ in range(3):
@@ -319,7 +319,7 @@ def test_a_row_dead_for_100_000_refreshes_wakes():
     # preconditioned: the row that wakes is strong, but does not take over.
     assert np.all(shares < 0.9)
     assert np.mean(shares[20:]) < 0.5
-    by_series, directions = scan(gradient_at, 100_040, (8, 4), Series())
+    by_series, directions = scan(gradient_at, 100_040, (8, 4), BinomialSeries())
     rows = np.linalg.norm(np.asarray(directions[100_000:], np.float64), axis=2)
     assert np.all(rows[:20, 3] / np.linalg.norm(rows[:20], axis=1) > 0.9)
 
@@ -347,7 +347,7 @@ def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
     def shares(refresh):
         optimizer = graft(
             optax.trace(0.9),
-            scale_by_jorge(update_interval=1, tiling=Tiling(8), refresh=refresh),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=refresh),
         )
         state = optimizer.init(jnp.zeros((16, 8)))
         update = jax.jit(optimizer.update)
@@ -358,4 +358,4 @@ def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
         return np.array(result[41:])
 
     assert np.all(np.abs(shares(RULE) - np.sqrt(0.5)) < 0.2)
-    assert np.all(shares(Series()) > 0.99)
+    assert np.all(shares(BinomialSeries()) > 0.99)

@@ -327,7 +327,7 @@ def test_roots_in_bfloat16_train_and_stay_finite():
 def test_momenta_in_bfloat16_train_and_stay_finite():
     rng = np.random.default_rng(7)
     grads = [rng.normal(size=(16, 12)) for _ in range(60)]
-    options = {"root_dtype": "bfloat16", "momentum_dtype": "bfloat16"}
+    options = {"root_dtype": "bfloat16", "accumulator_dtype": "bfloat16"}
     assert_as_long_as_sgd(grads, "float32", tolerance=2e-2, **options)
     params = jnp.zeros((16, 12))
     state = jorge(1.0, **options).init(params)

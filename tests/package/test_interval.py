@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jorge_optax import Tiling, choose_update_interval
-from jorge_optax._interval import _choose
+from jorge_optax.tuning import _choose
 
 
 def times(sgd, plain, refresh, noise=0.0, rounds=50, seed=0):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Composite, Tiling, graft, jorge, scale_by_jorge, state_size
+from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge, state_size
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}
 
@@ -18,10 +18,10 @@ def gradients(steps):
         yield jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), PARAMS)
 
 
-@pytest.mark.parametrize("refresh", [None, Composite()])
+@pytest.mark.parametrize("refresh", [None, TrackedStatistics()])
 @pytest.mark.parametrize("tiling", [Tiling(), Tiling(3)])
 def test_it_is_grafted_jorge_after_a_momentum(refresh, tiling):
-    options = dict(update_interval=2, refresh=refresh, tiling=tiling)
+    options = dict(update_interval=2, rule=refresh, tiling=tiling)
     optimizer = jorge(0.1, 0.9, 0.01, one_momentum=True, **options)
     by_pieces = optax.chain(
         optax.trace(0.9),
@@ -62,7 +62,7 @@ def test_one_momentum_is_kept():
     matrices = sum(x.size for x in jax.tree.leaves(PARAMS) if x.ndim > 1)
     less = state_size(PARAMS) - state_size(PARAMS, one_momentum=True)
     assert less == 4 * matrices + 4  # and the count of optax.ema
-    half = state_size(PARAMS, one_momentum=True, momentum_dtype="bfloat16")
+    half = state_size(PARAMS, one_momentum=True, accumulator_dtype="bfloat16")
     everything = sum(x.size for x in jax.tree.leaves(PARAMS))
     assert state_size(PARAMS, one_momentum=True) - half == 2 * everything
 

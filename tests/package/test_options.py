@@ -105,12 +105,12 @@ def test_root_dtype_must_have_a_wide_range(make, root_dtype):
         make(root_dtype=root_dtype)
 
 
-@pytest.mark.parametrize("momentum_dtype", ["nonsense", "float16", "int32", 3])
-def test_momentum_dtype_must_be_a_floating_dtype_of_wide_range(momentum_dtype):
+@pytest.mark.parametrize("accumulator_dtype", ["nonsense", "float16", "int32", 3])
+def test_momentum_dtype_must_be_a_floating_dtype_of_wide_range(accumulator_dtype):
     with pytest.raises(
-        ValueError, match=saying("momentum_dtype must", "got", "Choose 'float32'")
+        ValueError, match=saying("accumulator_dtype must", "got", "Choose 'float32'")
     ):
-        jorge(0.1, momentum_dtype=momentum_dtype)
+        jorge(0.1, accumulator_dtype=accumulator_dtype)
 
 
 @pytest.mark.parametrize("root_dtype", ["int32", "bool", "complex64", jnp.int8])

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Composite, Tiling, jorge
+from jorge_optax import TrackedStatistics, Tiling, jorge
 from tests.helpers.oracle import CompositeTileOracle, JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 
@@ -28,7 +28,7 @@ def run_oracle(case, interval, seed=0, **options):
 @functools.partial(jax.jit, static_argnames=("dtype", "grafting", "refresh"))
 def package_step(gradient, state, parameter, hyperparameters, dtype, grafting, refresh):
     """One step; interval, momentum and decay are traced, so shapes compile once."""
-    optimizer = make(dtype, grafting, refresh=refresh, **hyperparameters)
+    optimizer = make(dtype, grafting, rule=refresh, **hyperparameters)
     if state is None:
         return optimizer.init(parameter)
     return optimizer.update(gradient, state, parameter)
@@ -153,18 +153,18 @@ def test_algorithm_2_without_grafting(case):
 @pytest.mark.parametrize("case", CASES)
 def test_composite_in_float64_agrees_to_1e_9(case, interval):
     expected, oracle = run_oracle(case, interval, rule=CompositeTileOracle)
-    actual, state = run_package(case, interval, "float64", refresh=Composite())
+    actual, state = run_package(case, interval, "float64", rule=TrackedStatistics())
     assert_close(actual, expected, 1e-9)
     if oracle.has_roots:
         assert_roots_close(state, oracle, 1e-9)
 
     perturbed, _ = run_package(
-        case, interval, "float64", refresh=Composite(), perturb=14
+        case, interval, "float64", rule=TrackedStatistics(), perturb=14
     )
     with pytest.raises(AssertionError):
         assert_close(perturbed, expected, 1e-9)
     if oracle.has_roots:
-        other = Composite(beta2=0.949)
+        other = TrackedStatistics(beta2=0.949)
         with pytest.raises(AssertionError):
             assert_close(
                 run_package(case, interval, "float64", refresh=other)[0], expected, 1e-9
@@ -174,7 +174,7 @@ def test_composite_in_float64_agrees_to_1e_9(case, interval):
 @pytest.mark.parametrize("case", [c for c, v in CASES.items() if len(v[0]) > 1])
 def test_composite_in_float32_agrees_to_1e_4(case):
     expected, oracle = run_oracle(case, 1, rule=CompositeTileOracle)
-    actual, state = run_package(case, 1, "float32", refresh=Composite())
+    actual, state = run_package(case, 1, "float32", rule=TrackedStatistics())
     assert_close(actual, expected, 1e-4)
     if oracle.has_roots:
         assert_roots_close(state, oracle, 1e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jorge_optax._roots import BINOMIAL_SERIES, refresh_root, refresh_root_thin
-from jorge_optax._scales import nearest_power_of_two, split_scale
+from jorge_optax._numerics import nearest_power_of_two, split_scale
 from tests.helpers import oracle
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jorge_optax._roots import Side, refresh_root, refresh_root_thin, refresh_roots
-from jorge_optax._scales import split_scale, split_scales, together
+from jorge_optax._numerics import split_scale, split_scales, together
 
 
 def batches():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jorge_optax import MatrixView, Tiling, default_view, jorge
-from jorge_optax._matrices import (
+from jorge_optax._tiling import (
     as_matrices,
     from_matrices,
     matrices_shape,

@@ -11,7 +11,7 @@ import pytest
 
 import jorge_optax
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/main.py"))
 OWN = {path.parent.name for path in ROOT.glob("*/__init__.py")}  # packages in here
