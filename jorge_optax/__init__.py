@@ -13,6 +13,7 @@ from jorge_optax._statistics import TrackedStatistics
 from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._transform import JorgeState, scale_by_jorge
 from jorge_optax._types import Sides
+from jorge_optax._whitening import Whitening
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = (
     "Sides",
     "Tiling",
     "TrackedStatistics",
+    "Whitening",
     "default_view",
     "describe",
     "diagnostics",
