@@ -1,4 +1,4 @@
-"""Jorge, a second-order optimizer as cheap per step as SGD, for JAX and Optax."""
+"""Jorge, a second-order optimizer about as cheap per step as SGD, for JAX and Optax."""
 
 from jorge_optax import lengths, tuning
 from jorge_optax._config import JorgeConfig, from_adamw, from_sgd

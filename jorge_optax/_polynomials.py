@@ -140,7 +140,7 @@ def count_products(polynomials: tuple[Polynomial, ...], order: int = 4) -> int:
 def _evaluate(
     coefficients: Polynomial, x: jax.Array, square: jax.Array | None, mm: Matmul
 ) -> jax.Array:
-    """Evaluates a polynomial by Horner's rule in ``x^2``, two coefficients a time."""
+    """Evaluates a polynomial by Horner's rule in ``x^2``, two coefficients each."""
     powers = [jnp.eye(len(x), dtype=x.dtype), x]
     if square is not None:
         powers.append(square)
