@@ -88,7 +88,7 @@ def test_a_copy_runs_elsewhere(tmp_path):
     process = subprocess.run(
         [
             *(sys.executable, "-m", "examples.digits.main", "--optimizer", "sgd"),
-            *("--steps", "3", "--set", "test_examples=128"),
+            *("--seeds", "0", "--steps", "3"),
         ],
         cwd=copied,
         env={**os.environ, "PYTHONPATH": str(library), "JAX_PLATFORMS": "cpu"},
