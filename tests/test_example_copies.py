@@ -79,6 +79,7 @@ def copy(folder, place):
     return place
 
 
+@pytest.mark.slow
 def test_a_copy_runs_elsewhere(tmp_path):
     copied = copy("digits", tmp_path)
     library = tmp_path / "library"  # the package alone, as if installed
