@@ -29,15 +29,15 @@ class WhiteningTile:
             return
         if self.l is None:
             rms = np.sqrt(np.mean(g**2))
-            l, r = g @ g.T / rms / self.n, g.T @ g / rms / self.m
-            l = l + self.start * np.mean(np.diag(l)) * np.eye(self.m)
-            r = r + self.start * np.mean(np.diag(r)) * np.eye(self.n)
+            left, right = g @ g.T / rms / self.n, g.T @ g / rms / self.m
+            left = left + self.start * np.mean(np.diag(left)) * np.eye(self.m)
+            right = right + self.start * np.mean(np.diag(right)) * np.eye(self.n)
         else:
             h, k = g @ self.b, self.a @ g
-            l = self.beta2 * self.l + (1 - self.beta2) * h @ h.T / self.n
-            r = self.beta2 * self.r + (1 - self.beta2) * k.T @ k / self.m
-        balance = np.sqrt(np.mean(np.diag(r)) / np.mean(np.diag(l)))
-        self.l, self.r = l * balance, r / balance
+            left = self.beta2 * self.l + (1 - self.beta2) * h @ h.T / self.n
+            right = self.beta2 * self.r + (1 - self.beta2) * k.T @ k / self.m
+        balance = np.sqrt(np.mean(np.diag(right)) / np.mean(np.diag(left)))
+        self.l, self.r = left * balance, right / balance
         self.a, self.b = self.root(self.l), self.root(self.r)
 
     def root(self, statistic):
