@@ -119,7 +119,7 @@ def derive(
     rule: Rule | None = None,
     peak: float | None = None,
 ) -> JorgeConfig:
-    """Derives Jorge's settings from SGD's, as the paper does; `peak` replaces its rate."""
+    """Derives Jorge's settings from SGD's; `peak` replaces SGD's learning rate."""
     sgd = config.sgd
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
