@@ -24,7 +24,12 @@ def test_doctests_pass(module):
 def test_every_public_function_has_a_doctested_example():
     finder = doctest.DocTestFinder(exclude_empty=True)
     for name in jorge_optax.__all__:
-        if name[0].islower() or name in ("TrackedStatistics", "MatrixView", "Series", "Tiling"):
+        if name[0].islower() or name in (
+            "TrackedStatistics",
+            "MatrixView",
+            "Series",
+            "Tiling",
+        ):
             tests = finder.find(getattr(jorge_optax, name), name)
             assert any(test.examples for test in tests), name
 

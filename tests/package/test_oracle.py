@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import TrackedStatistics, Tiling, jorge
+from jorge_optax import Tiling, TrackedStatistics, jorge
 from tests.helpers.oracle import CompositeTileOracle, JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 

@@ -7,7 +7,14 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge, state_size
+from jorge_optax import (
+    Tiling,
+    TrackedStatistics,
+    graft,
+    jorge,
+    scale_by_jorge,
+    state_size,
+)
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}
 
