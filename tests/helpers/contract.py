@@ -48,9 +48,21 @@ TABLE = {
         jorge,
         dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
     ),
-    "jorge_composite": (
+    "jorge_at_length_of_adam_on_tiles": (
+        jorge,
+        dict(learning_rate=0.05, update_interval=2, grafting=lengths.Adam()),
+    ),
+    "jorge_tracked_statistics": (
         jorge,
         dict(learning_rate=0.05, update_interval=2, rule=TrackedStatistics()),
+    ),
+    "jorge_tracked_statistics_nesterov": (
+        jorge,
+        dict(
+            learning_rate=0.05,
+            update_interval=2,
+            rule=TrackedStatistics(preconditions="nesterov"),
+        ),
     ),
     "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
     "graft_tiled": (

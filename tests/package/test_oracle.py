@@ -167,7 +167,7 @@ def test_composite_in_float64_agrees_to_1e_9(case, interval):
         other = TrackedStatistics(beta2=0.949)
         with pytest.raises(AssertionError):
             assert_close(
-                run_package(case, interval, "float64", refresh=other)[0], expected, 1e-9
+                run_package(case, interval, "float64", rule=other)[0], expected, 1e-9
             )
 
 

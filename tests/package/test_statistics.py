@@ -1,5 +1,4 @@
-"""TrackedStatistics: roots of tracked statistics by a few polynomials."""
-
+"""TrackedStatistics: Shampoo's statistics and roots of them."""
 
 import chex
 import jax
@@ -10,6 +9,7 @@ import pytest
 
 from jorge_optax import (
     BinomialSeries,
+    PolynomialRoot,
     Tiling,
     TrackedStatistics,
     describe,
@@ -22,8 +22,6 @@ from jorge_optax import (
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 
 RULE = TrackedStatistics()
-# The largest relative error of the default polynomials, and where it holds.
-ERROR, SMALLEST = 0.0375, 3e-5
 
 
 def scan(gradient_at, steps, shape, rule=RULE):
@@ -42,51 +40,63 @@ def scan(gradient_at, steps, shape, rule=RULE):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "message"),
     [
+        ({"beta2": 1.0}, r"TrackedStatistics.beta2 must lie in \[0, 1\), got 1"),
+        ({"beta2": "much"}, "TrackedStatistics.beta2 must be a number, got 'much'"),
+        ({"start": -1.0}, "TrackedStatistics.start must be finite and at least 0"),
         (
-            lambda: TrackedStatistics(beta2=1.0),
-            r"TrackedStatistics.beta2 must lie in \[0, 1\), got 1",
+            {"inverse_root": ((1.0, 2.0),)},
+            r"TrackedStatistics.inverse_root must be a function .* got \(\(1.0, 2.0\)",
         ),
         (
-            lambda: TrackedStatistics(beta2="much"),
-            "TrackedStatistics.beta2 must be a number",
-        ),
-        (
-            lambda: TrackedStatistics(start=-1.0),
-            "TrackedStatistics.start must be finite and at least",
-        ),
-        (lambda: TrackedStatistics(polynomials=()), "at least one polynomial"),
-        (
-            lambda: TrackedStatistics(polynomials=((1.0,),)),
-            "at least 2 finite numbers, got",
-        ),
-        (
-            lambda: TrackedStatistics(polynomials=(3.0,)),
-            "at least 2 finite numbers, got 3.0",
-        ),
-        (
-            lambda: TrackedStatistics(polynomials=((1, -2),)),
-            "positive .* got .*-1 somewhere",
-        ),
-        (lambda: TrackedStatistics(polynomials=((2, -1), (1, -2))), "positive"),
-        (
-            lambda: BinomialSeries(()),
-            "Series.factors must be at least 1 finite number, got",
-        ),
-        (
-            lambda: BinomialSeries((np.nan,)),
-            "Series.factors must be at least 1 finite number",
-        ),
-        (
-            lambda: jorge(0.1, refresh="composite"),
-            "refresh must be a BinomialSeries.*'compo",
+            {"preconditions": "sgd"},
+            "TrackedStatistics.preconditions must be one of gradient, momentum, "
+            "nesterov, got 'sgd'",
         ),
     ],
 )
-def test_bad_options_are_refused(make, message):
+def test_bad_options_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        make()
+        TrackedStatistics(**options)
+
+
+def exact_root(statistic, precision):
+    del precision
+    values, vectors = jnp.linalg.eigh(statistic)
+    return (vectors * values[None] ** -0.25) @ vectors.T
+
+
+@pytest.mark.parametrize(
+    ("inverse_root", "reference"),
+    [
+        (exact_root, lambda values: values**-0.25),
+        (
+            PolynomialRoot(((0.5, 0.5),)),
+            lambda values: (
+                (0.5 + 0.5 * values / np.linalg.norm(values))
+                * np.linalg.norm(values) ** -0.25
+            ),
+        ),
+    ],
+)
+def test_roots_are_what_inverse_root_makes_of_the_statistics(inverse_root, reference):
+    rng = np.random.default_rng(0)
+    rule = TrackedStatistics(inverse_root=inverse_root)
+    optimizer = scale_by_jorge(update_interval=1, rule=rule)
+    state = optimizer.init(jnp.zeros((5, 3)))
+    for _ in range(3):
+        gradient = jnp.asarray(rng.normal(size=(5, 3)), jnp.float32)
+        _, state = optimizer.update(gradient, state)
+    for side in ("left", "right"):
+        found = getattr(state.roots["5x3"], side)[0]
+        statistic = np.asarray(getattr(state.statistics["5x3"], side)[0], np.float64)
+        values, vectors = np.linalg.eigh(statistic)
+        expected = (vectors * reference(values)) @ vectors.T
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        default = PolynomialRoot()(jnp.asarray(statistic), "highest")
+        with pytest.raises(AssertionError):
+            np.testing.assert_allclose(default, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_statistics_are_float32_at_least():
@@ -137,15 +147,13 @@ def test_diagnostics_and_sizes_know_of_statistics():
     for rule in (BinomialSeries(), RULE):
         optimizer = jorge(0.1, rule=rule)
         _, state = optimizer.update(grads, optimizer.init(params))
-        reports[rule] = diagnostics(state, grads)
+        reports[rule] = diagnostics(state, params, grads)
     assert set(reports[BinomialSeries()]) - set(reports[RULE]) == {
-        f"6x4/{side}/{name}"
-        for side in ("left", "right")
-        for name in ("beta2", "growth")
+        f"w/{side}/{name}" for side in ("left", "right") for name in ("beta2", "growth")
     }
     assert set(reports[RULE]) <= set(reports[BinomialSeries()])
-    assert reports[RULE]["6x4/left/asymmetry"] == 0
-    assert reports[BinomialSeries()]["6x4/left/asymmetry"] > 0
+    assert reports[RULE]["w/left/asymmetry"] == 0
+    assert reports[BinomialSeries()]["w/left/asymmetry"] > 0
 
     more = 4 * (6 * 6 + 4 * 4)
     assert state_size(params, rule=RULE) == state_size(params) + more
@@ -253,10 +261,10 @@ def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
     grads = [rng.normal(size=(16, 8)) for _ in range(60)]
     grads[40][:8] *= 1e-4
 
-    def shares(refresh):
+    def shares(rule):
         optimizer = graft(
             optax.trace(0.9),
-            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=refresh),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=rule),
         )
         state = optimizer.init(jnp.zeros((16, 8)))
         update = jax.jit(optimizer.update)
