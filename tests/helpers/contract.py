@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, TrackedStatistics, graft, jorge, scale_by_jorge
+from jorge_optax import (
+    Tiling,
+    TrackedStatistics,
+    graft,
+    jorge,
+    lengths,
+    scale_by_jorge,
+)
 
 # Two leaves that share a stack, and two without roots. Few, since most of the time of
 # these tests is compilation.
