@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import TrackedStatistics, Tiling, jorge
+from jorge_optax import Tiling, TrackedStatistics, jorge
 from tests.helpers.oracle import CompositeTileOracle, JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 
@@ -167,7 +167,7 @@ def test_composite_in_float64_agrees_to_1e_9(case, interval):
         other = TrackedStatistics(beta2=0.949)
         with pytest.raises(AssertionError):
             assert_close(
-                run_package(case, interval, "float64", refresh=other)[0], expected, 1e-9
+                run_package(case, interval, "float64", rule=other)[0], expected, 1e-9
             )
 
 
