@@ -1,6 +1,7 @@
 """PolynomialRoot, against eigendecompositions."""
 
 import functools
+from typing import NamedTuple
 
 import chex
 import jax
@@ -9,11 +10,20 @@ import numpy as np
 import pytest
 
 from jorge_optax import PolynomialRoot
-from jorge_optax._polynomials import POLYNOMIALS, count_products, inverse_fourth_root
+from jorge_optax._polynomials import POLYNOMIALS, count_products, inverse_root
 
-ROOT = PolynomialRoot()
-# The largest relative error of the default polynomials, and where it holds.
-ERROR, SMALLEST = 0.0375, 3e-5
+
+class Facts(NamedTuple):
+    """What the docs say of the default polynomials."""
+
+    error: float  # the largest relative error
+    smallest: float  # the smallest eigenvalue for which it holds
+    largest: float  # the root's largest eigenvalue
+    least: float  # and its least
+
+
+FACTS = {4: Facts(0.0375, 3e-5, 14.62, 0.96), 2: Facts(0.061, 1e-3, 38.11, 0.93)}
+each_order = pytest.mark.parametrize("order", FACTS)
 
 
 def matrix(eigenvalues, seed=0):
@@ -24,71 +34,79 @@ def matrix(eigenvalues, seed=0):
 
 
 @pytest.mark.usefixtures("x64")
+@each_order
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
-def test_root_is_within_the_error_of_the_polynomials(scale):
+def test_root_is_within_the_error_of_the_polynomials(order, scale):
+    facts = FACTS[order]
     # The largest four times: then the bound is at least twice the largest.
-    eigenvalues = scale * np.r_[np.geomspace(3 * SMALLEST, 1, 60), 1, 1, 1]
+    eigenvalues = scale * np.r_[np.geomspace(3 * facts.smallest, 1, 60), 1, 1, 1]
     statistic, vectors = matrix(eigenvalues)
-    root = np.asarray(ROOT(jnp.asarray(statistic), "highest"))
-    relative = np.diag(vectors.T @ root @ vectors) * eigenvalues**0.25
-    assert 1 - ERROR < relative.min() < 0.98
-    assert 1.02 < relative.max() < 1 + ERROR
+    root = np.asarray(PolynomialRoot(order)(jnp.asarray(statistic), "highest"))
+    relative = np.diag(vectors.T @ root @ vectors) * eigenvalues ** (1 / order)
+    assert 1 - facts.error < relative.min() < 0.98
+    assert 1.02 < relative.max() < 1 + facts.error
 
 
 @pytest.mark.usefixtures("x64")
-def test_eigenvalues_too_small_for_the_polynomials_get_the_largest_root():
+@each_order
+def test_eigenvalues_too_small_for_the_polynomials_get_the_largest_root(order):
     statistic, vectors = matrix(np.r_[1.0, 1e-9, 0.0, -1e-12])
-    root = np.asarray(ROOT(jnp.asarray(statistic), "highest"))
+    root = np.asarray(PolynomialRoot(order)(jnp.asarray(statistic), "highest"))
     values = np.diag(vectors.T @ root @ vectors)
-    largest = np.prod([polynomial[0] for polynomial in POLYNOMIALS])
+    largest = np.prod([polynomial[0] for polynomial in POLYNOMIALS[order]])
     np.testing.assert_allclose(values[1:], largest, rtol=1e-4)
-    assert abs(values[0] - 1) < ERROR
+    assert abs(values[0] - 1) < FACTS[order].error
 
 
-def test_eigenvalues_of_the_root_are_bounded_from_both_sides():
-    """docs/composite.md: the condition number of a root is at most 15.2."""
+@each_order
+def test_eigenvalues_of_the_root_are_bounded_from_both_sides(order):
+    """The bounds of docs/composite.md and docs/whitening.md."""
     x = np.r_[0, np.geomspace(1e-12, 1, 10_000)]
     y, rest = np.ones_like(x), x
-    for polynomial in POLYNOMIALS:
+    for polynomial in POLYNOMIALS[order]:
         factor = np.polynomial.Polynomial(polynomial)(rest)
-        y, rest = y * factor, rest * factor**4
-    assert y.max() == y[0] < 14.62
-    assert y.min() > 0.96
-    assert y.max() / y.min() < 15.2
+        y, rest = y * factor, rest * factor**order
+    facts = FACTS[order]
+    assert y.max() == y[0] < facts.largest
+    assert y.min() > facts.least
+    if order == 4:
+        assert y.max() / y.min() < 15.2
 
 
-def test_roots_are_symmetric_to_the_bit_and_positive():
+@each_order
+def test_roots_are_symmetric_to_the_bit_and_positive(order):
     rng = np.random.default_rng(1)
     for rank in (1, 7, 64):
         g = jnp.asarray(rng.normal(size=(64, rank)), jnp.float32)
-        root = np.asarray(ROOT(g @ g.T, "highest"))
+        root = np.asarray(PolynomialRoot(order)(g @ g.T, "highest"))
         chex.assert_trees_all_equal(root, root.T)
         values = np.linalg.eigvalsh(root)
-        assert values[0] > values[-1] / 20
+        assert values[0] > values[-1] / (20 if order == 4 else 50)
     assert not np.array_equal(g @ g.T @ g @ g.T @ g, (g @ g.T @ g @ g.T @ g).T)
 
 
+@each_order
 @pytest.mark.parametrize("degrees", [(1,), (2,), (3,), (4, 4), (2, 4, 1), (5, 6)])
-def test_any_polynomials_and_the_count_of_their_products(degrees):
+def test_any_polynomials_and_the_count_of_their_products(order, degrees):
     rng = np.random.default_rng(2)
     polynomials = tuple(
         tuple(rng.uniform(0.1, 0.5, size=degree + 1)) for degree in degrees
     )
     statistic, vectors = matrix(np.linspace(0.1, 1, 6))
     function = functools.partial(
-        inverse_fourth_root, polynomials=polynomials, precision="highest"
+        inverse_root, order=order, polynomials=polynomials, precision="highest"
     )
     values = np.linspace(0.1, 1, 6)
     squares = degrees[0] > 1
     bound = np.sum(values**4) ** 0.25 if squares else np.sqrt(np.sum(values**2))
-    x, y = values / bound, bound**-0.25
+    x, y = values / bound, bound ** (-1 / order)
     for polynomial in polynomials:
         factor = np.polynomial.Polynomial(polynomial)(x)
-        x, y = x * factor**4, y * factor
+        x, y = x * factor**order, y * factor
     root = np.asarray(function(jnp.asarray(statistic, jnp.float32)))
     np.testing.assert_allclose(np.diag(vectors.T @ root @ vectors), y, rtol=1e-4)
     text = str(jax.make_jaxpr(function)(jnp.ones((6, 6))))
-    assert text.count("dot_general") == count_products(polynomials)
+    assert text.count("dot_general") == count_products(polynomials, order)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +122,10 @@ def test_any_polynomials_and_the_count_of_their_products(degrees):
 )
 def test_bad_polynomials_are_refused(polynomials, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        PolynomialRoot(polynomials)
+        PolynomialRoot(polynomials=polynomials)
 
 
 def test_polynomials_are_kept_as_tuples_of_floats():
-    root = PolynomialRoot([np.array([2, -1])])
-    assert root == PolynomialRoot(((2.0, -1.0),)) != PolynomialRoot()
-    assert hash(root) == hash(PolynomialRoot(((2.0, -1.0),)))
+    root = PolynomialRoot(polynomials=[np.array([2, -1])])
+    assert root == PolynomialRoot(polynomials=((2.0, -1.0),)) != PolynomialRoot()
+    assert hash(root) == hash(PolynomialRoot(polynomials=((2.0, -1.0),)))

@@ -72,7 +72,7 @@ def exact_root(statistic, precision):
     [
         (exact_root, lambda values: values**-0.25),
         (
-            PolynomialRoot(((0.5, 0.5),)),
+            PolynomialRoot(polynomials=((0.5, 0.5),)),
             lambda values: (
                 (0.5 + 0.5 * values / np.linalg.norm(values))
                 * np.linalg.norm(values) ** -0.25
