@@ -1,6 +1,6 @@
 """Builds optimizers by name, from a configuration."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import optax
@@ -88,7 +88,7 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
         rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
         settings = vars(adamw)
         if name.endswith(THIRDS):
-            thirds = derived.learning_rate
+            thirds = cast(Any, derived.learning_rate)
             rate = thirds_decay_schedule(
                 adamw.learning_rate,
                 steps,
