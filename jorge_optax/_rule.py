@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 
-from jorge_optax import _algorithm
 from jorge_optax._types import Dtype, Precision, PyTree, Scalar, Sides, Stacks
 
 Input = Literal["gradient", "momentum", "nesterov"]
@@ -121,24 +118,3 @@ class Rule(Protocol):
           precision: Precision of matrix products.
         """
         ...
-
-
-def apply_roots(
-    kept: Preconditioner, matrices: Stacks, *, precision: Precision
-) -> Stacks:
-    """Multiplies each tile by its roots from both sides (line 11)."""
-    matmul = functools.partial(jnp.matmul, precision=precision)
-    apply = jax.vmap(functools.partial(_algorithm.precondition, matmul=matmul))
-    return {
-        key: apply(
-            kept.roots[key].left.astype(tiles.dtype),
-            tiles,
-            kept.roots[key].right.astype(tiles.dtype),
-        )
-        for key, tiles in matrices.items()
-    }
-
-
-def repeat(matrix: jax.Array, count: int) -> jax.Array:
-    """Returns ``count`` copies of a matrix, ``[count, m, m]``."""
-    return jnp.tile(matrix, (count, 1, 1))

@@ -10,19 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax._checks import check_below_one, check_not_negative
-from jorge_optax._numerics import column, split_scales, squared_norms
+from jorge_optax._numerics import split_scales
 from jorge_optax._polynomials import PolynomialRoot
-from jorge_optax._rule import Preconditioner, apply_roots, repeat
-from jorge_optax._sides import BatchBySide, Side, damp, join_sides
+from jorge_optax._rule import Preconditioner
+from jorge_optax._sides import Side, apply_roots, damp, join_sides, split_sides
 from jorge_optax._statistics import (
     LARGEST,
     SMALLEST,
     InverseRoot,
     check_inverse_root,
     is_usable,
+    take_roots,
     zero_statistics,
 )
-from jorge_optax._types import Dtype, Precision, Scalar, Sides, Stacks
+from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Sides, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +79,10 @@ class Whitening:
     ) -> Preconditioner:
         """Starts roots as identities and statistics as zero; ``eps`` is not used."""
         del eps
-        roots = {
-            key: Sides(
-                repeat(jnp.eye(rows, dtype=dtype), n),
-                repeat(jnp.eye(columns, dtype=dtype), n),
-            )
-            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
-        }
+        roots = {}
+        for key, (n, rows, columns) in ((k, tile.shape) for k, tile in tiles.items()):
+            left, right = (jnp.eye(m, dtype=dtype) for m in (rows, columns))
+            roots[key] = Sides(jnp.tile(left, (n, 1, 1)), jnp.tile(right, (n, 1, 1)))
         return Preconditioner(roots, zero_statistics(tiles, dtype))
 
     def refresh(
@@ -102,109 +100,79 @@ class Whitening:
         """
         del momenta
         matmul = functools.partial(jnp.matmul, precision=precision)
-        tracked, usable, by_side = {}, {}, BatchBySide()
-        for key, (left, right) in whiten_sides(kept, gradients, matmul).items():
-            usable[key] = column(is_usable(left.trace))
-            old = kept.statistics[key]
-            first = jnp.trace(old.left, axis1=1, axis2=2) == 0
-            new = balance(
-                *(
-                    self._track(side, old, first, damping, matmul)
-                    for side, old in ((left, old.left), (right, old.right))
-                )
+        sides = whiten_sides(split_sides(gradients, kept.roots), kept, matmul)
+        moved = [
+            self._move(
+                side, getattr(kept.statistics[side.stack], side.name), damping, matmul
             )
-            tracked[key] = jax.tree.map(
-                lambda new, old, use=usable[key]: jnp.where(use, new, old), new, old
-            )
-            by_side.add(left, tracked[key].left)
-            by_side.add(right, tracked[key].right)
-        roots = [
-            jax.vmap(lambda statistic: self.inverse_root(statistic, precision))(batch)
-            for (batch,) in by_side.batches()
+            for side in sides
         ]
-        chosen = (
-            (side, jnp.where(usable[side.stack], root.astype(old.dtype), old))
-            for side, root in by_side.split(roots)
-            for old in (side.of(kept.roots),)
-        )
-        return Preconditioner(join_sides(chosen), tracked)
+        statistics = []
+        for left, right in zip(moved[::2], moved[1::2], strict=True):
+            statistics += balance(left, right)
+        statistics = [
+            jnp.where(
+                is_usable(side), new, getattr(kept.statistics[side.stack], side.name)
+            )
+            for side, new in zip(sides, statistics, strict=True)
+        ]
+        roots = take_roots(self.inverse_root, statistics, sides, precision)
+        return Preconditioner(roots, join_sides(sides, statistics))
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
     ) -> Stacks:
         """Multiplies each tile by its roots."""
-        return apply_roots(kept, matrices, precision=precision)
+        return apply_roots(kept.roots, matrices, precision)
 
-    def _track(
-        self,
-        side: Side,
-        old: jax.Array,
-        first: jax.Array,
-        damping: Scalar,
-        matmul,
+    def _move(
+        self, side: Side, old: jax.Array, damping: Scalar, matmul: Matmul
     ) -> jax.Array:
         """Moves the statistic of one side; the first gradient sets it."""
+        first = is_zero_statistic(old)
         gram = matmul(side.gradient, side.gradient.mT)
-        trace = squared_norms(side.gradient)
+        trace = jnp.sum(jnp.square(side.gradient), (1, 2))
         gram = damp(gram, trace, damping + jnp.where(first, self.start, 0))
-        scale = column(jnp.clip(side.scale, SMALLEST, LARGEST))
-        weight = column(jnp.where(first, 0, self.beta2).astype(old.dtype))
+        scale = jnp.clip(side.scale, SMALLEST, LARGEST)[:, None, None]
+        weight = jnp.where(first, 0, self.beta2).astype(old.dtype)[:, None, None]
         share = (1 - weight) / side.gradient.shape[-1]
         return weight * old + share * gram * scale * scale
 
 
-def whiten_sides(
-    kept: Preconditioner, gradients: Stacks, matmul
-) -> dict[str, tuple[Side, Side]]:
-    """Whitens each gradient by the old root of the other side.
+def whiten_sides(sides: list[Side], kept: Preconditioner, matmul: Matmul) -> list[Side]:
+    """Whitens the gradient of each side by the old root of the other side.
 
     Before the first refresh of a tile, the root of the other side counts as
-    ``I / sqrt(rms(G))``, for which both statistics get the same scale.
+    ``I / sqrt(rms(G))``, which gives both statistics the same scale.
 
     Returns:
-      By stack, its left side with ``G B`` and its right side with ``(A G)^T``, both
-      divided by their scales; their traces are those of the scaled G.
+      The sides, the left ones with ``G B`` and the right ones with ``(A G)^T``, both
+      divided by their scales.
     """
-    wide = [
-        gradient.astype(kept.statistics[key].left.dtype)
-        for key, gradient in gradients.items()
+    others = [
+        sides[i ^ 1].root.astype(side.gradient.dtype) for i, side in enumerate(sides)
     ]
-    units = dict(zip(gradients, split_scales(wide), strict=True))
-    sides = [
-        side.astype(g.dtype)
-        for g, r in zip(wide, kept.roots.values(), strict=True)
-        for side in r
-    ]
-    roots = iter(split_scales(sides))
-    whitened = {}
-    for key, (unit, scale) in units.items():
-        (left, left_scale), (right, right_scale) = next(roots), next(roots)
-        trace = squared_norms(unit)
-        first = jnp.trace(kept.statistics[key].left, axis1=1, axis2=2) == 0
-        rms = jnp.sqrt(trace / (unit.shape[1] * unit.shape[2]))
-        start = jax.lax.rsqrt(jnp.where(rms > 0, rms, 1) * scale)
-        whitened[key] = (
-            Side(
-                key,
-                "left",
-                matmul(unit, right),
-                jnp.where(first, start, right_scale) * scale,
-                trace,
-            ),
-            Side(
-                key,
-                "right",
-                matmul(left, unit).mT,
-                jnp.where(first, start, left_scale) * scale,
-                trace,
-            ),
-        )
+    whitened = []
+    for side, (root, root_scale) in zip(sides, split_scales(others), strict=True):
+        size = side.gradient.shape[1] * side.gradient.shape[2]
+        rms = jnp.sqrt(side.trace / size) * side.scale
+        start = jax.lax.rsqrt(jnp.where(rms > 0, rms, 1))
+        first = is_zero_statistic(kept.statistics[side.stack].left)
+        scale = jnp.where(first, start, root_scale) * side.scale
+        # Roots are symmetric, so that G B and (A G)^T = G^T A have one form.
+        gradient = matmul(side.gradient, root)
+        whitened.append(side._replace(gradient=gradient, scale=scale))
     return whitened
 
 
-def balance(left: jax.Array, right: jax.Array) -> Sides:
+def is_zero_statistic(statistic: jax.Array) -> jax.Array:
+    """Returns ``[n]`` whether a tile has received no gradient yet."""
+    return jnp.trace(statistic, axis1=1, axis2=2) == 0
+
+
+def balance(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Gives both statistics the same mean eigenvalue: only the product is fixed."""
     means = [jnp.trace(x, axis1=1, axis2=2) / x.shape[-1] for x in (left, right)]
     safe = [jnp.where(mean > 0, mean, 1) for mean in means]
-    factor = column(jnp.sqrt(safe[1]) / jnp.sqrt(safe[0]))
-    return Sides(left * factor, right / factor)
+    factor = (jnp.sqrt(safe[1]) / jnp.sqrt(safe[0]))[:, None, None]
+    return left * factor, right / factor
