@@ -127,7 +127,8 @@ def test_grafting_must_be_known(grafting):
     with pytest.raises(
         ValueError,
         match=saying(
-            "grafting must be 'sgd', an optax transformation of unit learning rate or "
+            "grafting must be 'sgd', a length such as jorge_optax.lengths.Adam(), an "
+            "optax transformation of unit learning rate or "
             "None",
             f"got {grafting!r}",
         ),
