@@ -16,6 +16,7 @@ from jorge_optax._checks import check_coefficients, check_input
 from jorge_optax._numerics import split_scales
 from jorge_optax._rule import Input, Preconditioner
 from jorge_optax._sides import (
+    Groups,
     apply_roots,
     damp,
     join_sides,
@@ -94,7 +95,13 @@ class BinomialSeries:
             items.append((side.root, data, side.scale, side.trace))
             keys.append((length, i if thin else None))  # a thin side is alone
 
-        refresh = functools.partial(refresh_batches, matmul=matmul, series=self.factors)
+        def refresh(groups: Groups) -> list[tuple[jax.Array, jax.Array]]:
+            batches = [
+                RootBatch(*arrays, thin=alone is not None)
+                for (_, alone), arrays in groups.items()
+            ]
+            return refresh_batches(batches, matmul, self.factors)
+
         refreshed = map_batches(refresh, items, keys)
         # Chosen for each stack and not for the batch, where the choice would read all
         # roots and so prevent XLA from writing each of them in place.
@@ -120,39 +127,39 @@ class RootBatch(NamedTuple):
         both of gradients divided by scale.
       scale: ``[n]``, powers of two.
       trace: ``[n]``, traces of the Gram matrices before damping.
+      thin: Whether data are gradients.
     """
 
     root: jax.Array
     data: jax.Array
     scale: jax.Array
     trace: jax.Array
+    thin: bool
 
 
 def refresh_batches(
-    batches: Sequence[Sequence[jax.Array]], matmul: Matmul, series: tuple[float, ...]
+    batches: Sequence[RootBatch], matmul: Matmul, series: tuple[float, ...]
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Runs the algorithm on each batch, and the guards on all batches at once.
 
     Args:
-      batches: The fields of each :class:`RootBatch`.
+      batches: The batches.
       matmul: The matrix product.
       series: Factors of the series.
 
     Returns:
       For each batch, its new roots, and ``[n]`` whether to accept them.
     """
-    batches = [RootBatch(*arrays) for arrays in batches]
-    thin = [batch.data.shape[-1] < batch.root.shape[-1] for batch in batches]
     wide = [batch.root.astype(batch.data.dtype) for batch in batches]
     units, scales = zip(*split_scales(wide), strict=True)
 
     # Lines 5 and 7.
     x, work = [], []
-    for batch, unit, is_thin in zip(batches, units, thin, strict=True):
-        excitation = (_thin_tiles if is_thin else _algorithm).excitation
+    for batch, unit in zip(batches, units, strict=True):
+        excitation = (_thin_tiles if batch.thin else _algorithm).excitation
         excited = jax.vmap(functools.partial(excitation, matmul=matmul))
         work.append(excited(unit, batch.data))
-        x.append(work[-1][0] if is_thin else work[-1])
+        x.append(work[-1][0] if batch.thin else work[-1])
     # What takes one number a matrix takes those of all batches at once: one call for
     # each batch would compile and launch as many small kernels.
     cuts = np.cumsum([len(unit) for unit in units])[:-1]
@@ -163,10 +170,10 @@ def refresh_batches(
     ratio, growth = _guards.ratio_and_growth(norm, root_scale, scale)
     # Lines 6 and 8, but for the growth.
     new = []
-    for unit, done, own, is_thin in zip(
-        units, work, jnp.split(ratio, cuts), thin, strict=True
+    for batch, unit, done, own in zip(
+        batches, units, work, jnp.split(ratio, cuts), strict=True
     ):
-        expand = (_thin_tiles if is_thin else _algorithm).expand
+        expand = (_thin_tiles if batch.thin else _algorithm).expand
         expand = functools.partial(expand, matmul=matmul, series=series)
         new.append(jax.vmap(expand)(unit, done, own))
     largest = jnp.concatenate([jnp.max(jnp.abs(unit), (1, 2)) for unit in new])

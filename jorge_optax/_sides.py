@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ import jax.numpy as jnp
 from jorge_optax import _algorithm
 from jorge_optax._numerics import split_scales
 from jorge_optax._types import Dtype, Precision, PyTree, Scalar, Sides, Stacks
+
+Groups = dict[Any, list[jax.Array]]
+"""Arrays ``[n, ...]`` of many sides, joined into one batch a key."""
 
 
 class Side(NamedTuple):
@@ -86,15 +89,15 @@ def join_sides(
 
 
 def map_batches(
-    function: Callable[[list[list[jax.Array]]], Sequence[PyTree]],
+    function: Callable[[Groups], Sequence[PyTree]],
     items: Sequence[Sequence[jax.Array]],
     keys: Sequence[Hashable],
 ) -> list[PyTree]:
     """Applies a function to items joined into batches.
 
     Args:
-      function: Takes the batches, each a list of arrays, and returns what it computes
-        from each batch, trees of arrays with the batch's first axis.
+      function: Takes the batches by key, each a list of arrays, and returns what it
+        computes from each batch, trees of arrays with the batch's first axis.
       items: Arrays ``[n, ...]`` of each item.
       keys: Items with equal keys are joined.
 
@@ -104,13 +107,10 @@ def map_batches(
     groups: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
-    batches = [
-        [
-            jnp.concatenate(parts)
-            for parts in zip(*(items[i] for i in group), strict=True)
-        ]
-        for group in groups.values()
-    ]
+    batches = {
+        key: [jnp.concatenate(x) for x in zip(*(items[i] for i in group), strict=True)]
+        for key, group in groups.items()
+    }
     results: list[PyTree] = [None] * len(items)
     for group, result in zip(groups.values(), function(batches), strict=True):
         start = 0

@@ -12,6 +12,7 @@ from jorge_optax._checks import check_below_one, check_input, check_not_negative
 from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Input, Preconditioner
 from jorge_optax._sides import (
+    Groups,
     Side,
     apply_roots,
     damp,
@@ -126,9 +127,9 @@ def take_roots(
     A tile whose gradient is zero or not finite keeps its roots.
     """
 
-    def take(batches: list[list[jax.Array]]) -> list[jax.Array]:
+    def take(groups: Groups) -> list[jax.Array]:
         root = jax.vmap(lambda statistic: inverse_root(statistic, precision))
-        return [root(statistic) for (statistic,) in batches]
+        return [root(statistic) for (statistic,) in groups.values()]
 
     items = [(statistic,) for statistic in statistics]
     roots = map_batches(take, items, [s.shape[-1] for s in statistics])

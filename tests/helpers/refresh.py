@@ -24,9 +24,9 @@ def plain_refresh(root, gram, ratio=None, series=_algorithm.BINOMIAL_SERIES):
 
 def plain_refresh_thin(root, gradient, ratio=None, series=_algorithm.BINOMIAL_SERIES):
     """The same in the order of products for thin tiles."""
-    x, b = _thin_tiles.excitation(root, gradient, matmul)
+    x, *rest = _thin_tiles.excitation(root, gradient, matmul)
     ratio = _ratio(x, ratio)
-    new = _thin_tiles.expand(root, b, gradient, ratio, matmul, series)
+    new = _thin_tiles.expand(root, (x, *rest), ratio, matmul, series)
     return new * _algorithm.growth(ratio)
 
 

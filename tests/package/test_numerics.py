@@ -6,30 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax._numerics import (
-    apply_jointly,
-    nearest_power_of_two,
-    split_scale,
-    split_scales,
-)
+from jorge_optax._numerics import nearest_power_of_two, split_scale, split_scales
 
 
 def batches():
     rng = np.random.default_rng(0)
     for n, rows, columns, size in ((2, 3, 4, 1.0), (1, 5, 2, 1e-30), (4, 2, 2, 1e30)):
         yield jnp.asarray(size * rng.normal(size=(n, rows, columns)), jnp.float32)
-
-
-def test_joint_application_is_the_function_of_each_batch():
-    def function(x, y):
-        return x + 2 * y, x * y, x > y
-
-    arguments = [(jnp.arange(n, dtype=jnp.float32), jnp.ones(n)) for n in (3, 1, 4)]
-    found = apply_jointly(function, arguments)
-    expected = [function(*own) for own in arguments]
-    chex.assert_trees_all_equal(found, expected)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(found[1:], expected[:-1])
 
 
 def test_scales_of_many_are_those_of_each():
