@@ -36,6 +36,8 @@ class Rule(Protocol):
       preconditions: What the roots are applied to. ``"gradient"``: to the gradient, and
         the results are averaged by the momentum, as in the paper. ``"momentum"`` and
         ``"nesterov"``: to the momentum of the gradients, or to Nesterov's.
+      early_refreshes: Optional. The roots are refreshed at each of so many first steps,
+        whatever the interval.
 
     Examples:
       A rule that whitens each row by its own running mean square:

@@ -30,8 +30,9 @@ class Side(NamedTuple):
       name: Which side of the tiles this is.
       root: ``[n, m, m]``.
       gradient: ``[n, m, columns]``, transposed for the right side, divided by scale.
-      scale: ``[n]``; a power of two, unless the gradient was whitened.
+      scale: ``[n]``, powers of two.
       trace: ``[n]``, squared norms of the scaled gradients.
+      usable: ``[n, 1, 1]``, whether the gradient is finite and not zero.
     """
 
     stack: str
@@ -40,6 +41,7 @@ class Side(NamedTuple):
     gradient: jax.Array
     scale: jax.Array
     trace: jax.Array
+    usable: jax.Array
 
 
 def start_roots(
@@ -75,8 +77,10 @@ def split_sides(gradients: Stacks, roots: dict[str, Sides]) -> list[Side]:
     sides = []
     for key, (unit, scale) in zip(gradients, split_scales(wide), strict=True):
         trace = jnp.sum(jnp.square(unit), (1, 2))
-        sides.append(Side(key, "left", roots[key].left, unit, scale, trace))
-        sides.append(Side(key, "right", roots[key].right, unit.mT, scale, trace))
+        usable = (jnp.isfinite(trace) & (trace > 0))[:, None, None]
+        left, right = roots[key]
+        sides.append(Side(key, "left", left, unit, scale, trace, usable))
+        sides.append(Side(key, "right", right, unit.mT, scale, trace, usable))
     return sides
 
 

@@ -105,7 +105,7 @@ class TrackedStatistics:
             gram = damp(gram, side.trace, damping + jnp.where(first, self.start, 0))
             scale = jnp.clip(side.scale, SMALLEST, LARGEST)[:, None, None]
             new = self.beta2 * old + ((1 - self.beta2) * gram) * scale * scale
-            statistics.append(jnp.where(is_usable(side), new, old))
+            statistics.append(jnp.where(side.usable, new, old))
         roots = take_roots(self.inverse_root, statistics, sides, precision)
         return Preconditioner(roots, join_sides(sides, statistics))
 
@@ -134,7 +134,7 @@ def take_roots(
     items = [(statistic,) for statistic in statistics]
     roots = map_batches(take, items, [s.shape[-1] for s in statistics])
     chosen = [
-        jnp.where(is_usable(side), root.astype(side.root.dtype), side.root)
+        jnp.where(side.usable, root.astype(side.root.dtype), side.root)
         for side, root in zip(sides, roots, strict=True)
     ]
     return join_sides(sides, chosen)
@@ -149,11 +149,6 @@ def zero_statistics(
         key: Sides(jnp.zeros((n, rows, rows), wide), jnp.zeros((n, c, c), wide))
         for key, (n, rows, c) in ((k, t.shape) for k, t in tiles.items())
     }
-
-
-def is_usable(side: Side) -> jax.Array:
-    """Returns ``[n, 1, 1]`` whether the gradient of a tile is finite and not zero."""
-    return (jnp.isfinite(side.trace) & (side.trace > 0))[:, None, None]
 
 
 def check_inverse_root(rule: str, inverse_root: InverseRoot) -> None:

@@ -10,16 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax._checks import check_below_one, check_not_negative
-from jorge_optax._numerics import split_scales
 from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import Side, apply_roots, damp, join_sides, split_sides
 from jorge_optax._statistics import (
-    LARGEST,
-    SMALLEST,
     InverseRoot,
     check_inverse_root,
-    is_usable,
     take_roots,
     zero_statistics,
 )
@@ -32,18 +28,20 @@ class Whitening:
 
     .. math::
 
-      L &\leftarrow \beta_2 L + (1 - \beta_2) \tfrac{1}{n} (G B)(G B)^\top, \qquad
-      R \leftarrow \beta_2 R + (1 - \beta_2) \tfrac{1}{m} (A G)^\top (A G) \\
+      L &\leftarrow \beta_2 L + (1 - \beta_2) \tfrac{1}{n} (\hat G B)(\hat G B)^\top,
+      \qquad
+      R \leftarrow \beta_2 R + (1 - \beta_2) \tfrac{1}{m} (A \hat G)^\top (A \hat G) \\
       A &\approx L^{-1/2}, \qquad B \approx R^{-1/2}, \qquad
       D = A\,(\beta_1 M + (1 - \beta_1) G)\,B
 
-    for an m x n gradient :math:`G` and its momentum :math:`M`. If the gradient's
-    covariance is the Kronecker product :math:`R \otimes L`, then :math:`A G B` has the
-    identity for its covariance. Each statistic is taken of the gradient that the other
-    side has whitened already: this is the fixed point of the Kronecker product that is
-    closest to the covariance in Kullback-Leibler divergence.
+    for an m x n gradient :math:`G`, :math:`\hat G` the same divided by its root mean
+    square, and the momentum :math:`M`. If the covariance of the gradients is the
+    Kronecker product :math:`R \otimes L`, then that of :math:`A \hat G B` is the
+    identity. Each statistic is taken of the gradient that the other side has whitened
+    already: this is the fixed point of the Kronecker product that is closest to the
+    covariance in Kullback-Leibler divergence.
 
-    Statistics and roots take twice the memory of the roots alone, and one momentum
+    Statistics and roots take twice the memory of the roots alone. One momentum
     suffices, also for SGD's and for Adam's length.
 
     Attributes:
@@ -51,6 +49,8 @@ class Whitening:
         ``update_interval / (1 - beta2)`` steps.
       start: Size of the identity that is added to the first Gram matrices, relative to
         the mean of their diagonals. It damps directions that have received no gradient.
+      early_refreshes: The roots are refreshed at each of so many first steps, when
+        gradients change fastest, whatever the interval.
       inverse_root: Function of a symmetric matrix ``[m, m]`` and a precision that
         returns its (approximate) inverse square root.
 
@@ -61,6 +61,7 @@ class Whitening:
 
     beta2: float = 0.9
     start: float = 0.3
+    early_refreshes: int = 20
     inverse_root: InverseRoot = PolynomialRoot(order=2)
 
     def __post_init__(self) -> None:
@@ -100,22 +101,16 @@ class Whitening:
         """
         del momenta
         matmul = functools.partial(jnp.matmul, precision=precision)
-        sides = whiten_sides(split_sides(gradients, kept.roots), kept, matmul)
+        sides = split_sides(gradients, kept.roots)
+        old = [getattr(kept.statistics[side.stack], side.name) for side in sides]
         moved = [
-            self._move(
-                side, getattr(kept.statistics[side.stack], side.name), damping, matmul
-            )
-            for side in sides
+            self._move(side, sides[i ^ 1].root, old[i], damping, matmul)
+            for i, side in enumerate(sides)
         ]
         statistics = []
-        for left, right in zip(moved[::2], moved[1::2], strict=True):
-            statistics += balance(left, right)
-        statistics = [
-            jnp.where(
-                is_usable(side), new, getattr(kept.statistics[side.stack], side.name)
-            )
-            for side, new in zip(sides, statistics, strict=True)
-        ]
+        for i in range(0, len(sides), 2):
+            for j, new in enumerate(balance(*moved[i : i + 2]), start=i):
+                statistics.append(jnp.where(sides[j].usable, new, old[j]))
         roots = take_roots(self.inverse_root, statistics, sides, precision)
         return Preconditioner(roots, join_sides(sides, statistics))
 
@@ -126,48 +121,26 @@ class Whitening:
         return apply_roots(kept.roots, matrices, precision)
 
     def _move(
-        self, side: Side, old: jax.Array, damping: Scalar, matmul: Matmul
+        self,
+        side: Side,
+        other_root: jax.Array,
+        old: jax.Array,
+        damping: Scalar,
+        matmul: Matmul,
     ) -> jax.Array:
         """Moves the statistic of one side; the first gradient sets it."""
-        first = is_zero_statistic(old)
-        gram = matmul(side.gradient, side.gradient.mT)
-        trace = jnp.sum(jnp.square(side.gradient), (1, 2))
+        # Roots are symmetric: of the right side, G^T A is the transpose of A G.
+        whitened = matmul(side.gradient, other_root.astype(side.gradient.dtype))
+        gram = matmul(whitened, whitened.mT)
+        trace = jnp.sum(jnp.square(whitened), (1, 2))
+        # A statistic is zero until the first gradient, and never after.
+        first = jnp.trace(old, axis1=1, axis2=2) == 0
         gram = damp(gram, trace, damping + jnp.where(first, self.start, 0))
-        scale = jnp.clip(side.scale, SMALLEST, LARGEST)[:, None, None]
-        weight = jnp.where(first, 0, self.beta2).astype(old.dtype)[:, None, None]
-        share = (1 - weight) / side.gradient.shape[-1]
-        return weight * old + share * gram * scale * scale
-
-
-def whiten_sides(sides: list[Side], kept: Preconditioner, matmul: Matmul) -> list[Side]:
-    """Whitens the gradient of each side by the old root of the other side.
-
-    Before the first refresh of a tile, the root of the other side counts as
-    ``I / sqrt(rms(G))``, which gives both statistics the same scale.
-
-    Returns:
-      The sides, the left ones with ``G B`` and the right ones with ``(A G)^T``, both
-      divided by their scales.
-    """
-    others = [
-        sides[i ^ 1].root.astype(side.gradient.dtype) for i, side in enumerate(sides)
-    ]
-    whitened = []
-    for side, (root, root_scale) in zip(sides, split_scales(others), strict=True):
-        size = side.gradient.shape[1] * side.gradient.shape[2]
-        rms = jnp.sqrt(side.trace / size) * side.scale
-        start = jax.lax.rsqrt(jnp.where(rms > 0, rms, 1))
-        first = is_zero_statistic(kept.statistics[side.stack].left)
-        scale = jnp.where(first, start, root_scale) * side.scale
-        # Roots are symmetric, so that G B and (A G)^T = G^T A have one form.
-        gradient = matmul(side.gradient, root)
-        whitened.append(side._replace(gradient=gradient, scale=scale))
-    return whitened
-
-
-def is_zero_statistic(statistic: jax.Array) -> jax.Array:
-    """Returns ``[n]`` whether a tile has received no gradient yet."""
-    return jnp.trace(statistic, axis1=1, axis2=2) == 0
+        weight = jnp.where(first, 0, self.beta2).astype(old.dtype)
+        # Of a gradient of root mean square one: trace is m n times its mean square.
+        mean_square = jnp.where(side.trace > 0, side.trace, 1) / side.gradient.shape[1]
+        share = (1 - weight) / mean_square
+        return weight[:, None, None] * old + share[:, None, None] * gram
 
 
 def balance(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ class Facts(NamedTuple):
     least: float  # and its least
 
 
-FACTS = {4: Facts(0.0375, 3e-5, 14.62, 0.96), 2: Facts(0.061, 1e-3, 38.11, 0.93)}
+FACTS = {4: Facts(0.0375, 3e-5, 14.62, 0.96), 2: Facts(0.0296, 3e-5, 248.3, 0.97)}
 each_order = pytest.mark.parametrize("order", FACTS)
 
 
@@ -81,7 +81,7 @@ def test_roots_are_symmetric_to_the_bit_and_positive(order):
         root = np.asarray(PolynomialRoot(order)(g @ g.T, "highest"))
         chex.assert_trees_all_equal(root, root.T)
         values = np.linalg.eigvalsh(root)
-        assert values[0] > values[-1] / (20 if order == 4 else 50)
+        assert values[0] > values[-1] / (20 if order == 4 else 300)
     assert not np.array_equal(g @ g.T @ g @ g.T @ g, (g @ g.T @ g @ g.T @ g).T)
 
 
