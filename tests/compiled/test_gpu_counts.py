@@ -49,7 +49,7 @@ PINNED = {
     ("resnet50", "series"): Counts(258, 20, 0, 392, 70),
     # 20 + 92 products; two of 12 joined for each side but the one of 256.
     ("resnet50", "composite"): Counts(279, 20, 4, 529, 107),
-    # One momentum less; 20 + 112 products, one of 12 joined for each side but that of 256.
+    # One momentum less; 20 + 112 products, one joined for each side but that of 256.
     ("resnet50", "whitening"): Counts(269, 20, 0, 625, 127),
     # 26 leaves more, of which 17 have no tiles; the same stacks but for their numbers.
     ("deeplabv3_resnet50", "series"): Counts(274, 20, 0, 402, 70),

@@ -31,8 +31,8 @@ class Counts(NamedTuple):
     state_bytes: int  # float32: roots, statistics (composite), momenta; one count
 
 
-# Where refresh_products come from: 2 Gram matrices a stack (and 2 whitened gradients with
-# the whitening rule), and for each length of side, of all stacks at once, 5 products of
+# Where refresh_products come from: 2 Gram matrices a stack, and 2 whitened gradients of
+# the whitening rule; and for each length of side, of all stacks at once, 5 products of
 # the paper's series or 12 of the polynomials of the other rules.
 PINNED = {
     # 10 stacks with the sides 64, 128, 147, 192, 250, 256: 10 x 2 + 6 x 5 products.
