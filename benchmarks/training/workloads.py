@@ -39,7 +39,10 @@ MIDDLES = {
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
 NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
-SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule")
+SCHEDULES = (
+    *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
+    "jorge-whitening/sgd-schedule",
+)
 SHARES = {"classification": 0.73, "segmentation": 0.6}  # the paper's gains
 WORKLOADS = {
     "classification": (
