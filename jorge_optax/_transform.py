@@ -190,7 +190,9 @@ def precondition_stacks(
             directions = chosen.precondition(kept, inputs, precision=precision)
         # Line 14.
         if keeps_momentum and not averages_first:
-            momenta = optax.tree.update_moment(directions, momenta, momentum, 1)
+            momenta = jax.tree.map(
+                lambda d, m: (1 - momentum) * d + momentum * m, directions, momenta
+            )
             directions = momenta
 
         count = jnp.asarray(optax.safe_increment(state.count))
@@ -201,8 +203,10 @@ def precondition_stacks(
             )
             directions = rescale_stacks(steps, directions)
         elif keeps_momentum and averages_first:
-            directions = optax.tree.scale(1 - momentum, directions)
-        momenta = optax.tree.cast_like(momenta, state.momentum)
+            directions = jax.tree.map(lambda d: (1 - momentum) * d, directions)
+        momenta = jax.tree.map(
+            lambda new, old: new.astype(old.dtype), momenta, state.momentum
+        )
         new = JorgeState(count, kept.roots, kept.statistics, momenta, lengths)
         return directions, new
 

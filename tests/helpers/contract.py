@@ -13,6 +13,7 @@ import pytest
 from jorge_optax import (
     Tiling,
     TrackedStatistics,
+    Whitening,
     graft,
     jorge,
     lengths,
@@ -55,20 +56,21 @@ TABLE = {
         jorge,
         dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
     ),
-    "jorge_at_length_of_adam_on_tiles": (
-        jorge,
-        dict(learning_rate=0.05, update_interval=2, grafting=lengths.Adam()),
-    ),
     "jorge_tracked_statistics": (
         jorge,
         dict(learning_rate=0.05, update_interval=2, rule=TrackedStatistics()),
     ),
-    "jorge_tracked_statistics_nesterov": (
+    "jorge_whitening": (
+        jorge,
+        dict(learning_rate=0.05, update_interval=2, rule=Whitening(early_refreshes=0)),
+    ),
+    "jorge_whitening_at_length_of_adam": (
         jorge,
         dict(
             learning_rate=0.05,
             update_interval=2,
-            rule=TrackedStatistics(preconditions="nesterov"),
+            rule=Whitening(),
+            grafting=lengths.Adam(),
         ),
     ),
     "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
