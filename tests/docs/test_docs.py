@@ -55,7 +55,10 @@ def test_documented_defaults_are_the_real_ones():
         assert documented[name] == ("" if empty else f"`{parameter.default!r}`")
     ours = inspect.signature(jorge_optax.scale_by_jorge).parameters
     for name, parameter in ours.items():
-        assert parameter.default == parameters[name].default
+        # The direction alone keeps no momentum unless asked, as the page says.
+        default = None if name == "momentum" else parameters[name].default
+        assert parameter.default == default
+    assert "`momentum`, whose default is `None` there" in section
 
 
 def test_newest_changelog_entry_is_this_version():
