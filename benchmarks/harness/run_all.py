@@ -72,7 +72,8 @@ STUDIES = (
     Study("training.start", 10, (FASHION,)),
     Study("training.tiles", 20, (FASHION,)),
     Study("training.intervals", 10, (FASHION,)),
-    Study("training.adamw", 40),
+    Study("training.adamw", 60),
+    Study("training.ablation", 240, (FASHION, CIFAR), "all --problems lm", ()),
     *(
         Study(f"training.comparison {run}", minutes, (data, PSGD), only, (data,))
         for run, data, minutes, only in (
