@@ -71,14 +71,7 @@ class Ablated:
     def init(self, tiles, *, eps, dtype) -> Preconditioner:
         """Starts with zeros: the first refresh sets all."""
         del eps
-        zeros = {
-            key: Sides(
-                jnp.zeros((n, rows, rows), dtype),
-                jnp.zeros((n, columns, columns), dtype),
-            )
-            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
-        }
-        return Preconditioner(zeros, zeros)
+        return Preconditioner(_zeros(tiles, dtype), _zeros(tiles, dtype))
 
     def refresh(self, kept, gradients, momenta, *, damping, precision):
         """Moves the statistics, and takes their exact roots."""
@@ -137,6 +130,13 @@ class Ablated:
                 for key, d in directions.items()
             }
         return directions
+
+
+def _zeros(tiles, dtype) -> dict[str, Sides]:
+    return {
+        key: Sides(jnp.zeros((n, r, r), dtype), jnp.zeros((n, c, c), dtype))
+        for key, (n, r, c) in ((k, t.shape) for k, t in tiles.items())
+    }
 
 
 def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
@@ -242,11 +242,7 @@ class SelfCorrecting:
     def init(self, tiles, *, eps, dtype) -> Preconditioner:
         """Starts with zeros, which the first refresh replaces."""
         del eps
-        zeros = {
-            key: Sides(jnp.zeros((n, r, r), dtype), jnp.zeros((n, c, c), dtype))
-            for key, (n, r, c) in ((k, t.shape) for k, t in tiles.items())
-        }
-        return Preconditioner(zeros, ())
+        return Preconditioner(_zeros(tiles, dtype), ())
 
     def refresh(self, kept, gradients, momenta, *, damping, precision):
         """Corrects both roots of each tile."""
