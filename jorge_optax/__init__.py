@@ -1,4 +1,4 @@
-"""Jorge, a second-order optimizer as cheap per step as SGD, for JAX and Optax."""
+"""Jorge, a second-order optimizer about as cheap per step as SGD, for JAX and Optax."""
 
 from jorge_optax import lengths, tuning
 from jorge_optax._config import JorgeConfig, from_adamw, from_sgd
@@ -13,6 +13,7 @@ from jorge_optax._statistics import TrackedStatistics
 from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._transform import JorgeState, scale_by_jorge
 from jorge_optax._types import Sides
+from jorge_optax._whitening import Whitening
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = (
     "Sides",
     "Tiling",
     "TrackedStatistics",
+    "Whitening",
     "default_view",
     "describe",
     "diagnostics",

@@ -130,20 +130,20 @@ def from_sgd(
 ) -> JorgeConfig:
     r"""Derives Jorge's hyperparameters from a tuned SGD run, by the paper's rules.
 
-    - Learning rate: SGD's, since grafting gives each step SGD's length. A schedule
-      contributes its largest value over all steps of training.
-    - Momentum: SGD's.
-    - Weight decay: SGD's divided by ``1 - momentum``. In SGD, decay enters the
-      momentum and acts for :math:`1 + \beta + \beta^2 + \dots` steps; in Jorge it is
-      decoupled and acts once.
-    - Schedule: divide by ten after one third and two thirds, whatever SGD's was; a
-      warm-up is kept. With epochs, thirds are of the epochs, rounded down.
+    - Learning rate: unchanged, since grafting gives each step the length of SGD's step.
+      Of a schedule, the largest value over all steps of training is taken.
+    - Momentum: unchanged.
+    - Weight decay: divided by ``1 - momentum``. In SGD, decay enters the momentum and
+      acts for :math:`1 + \beta + \beta^2 + \dots` steps; in Jorge it is decoupled and
+      acts once.
+    - Schedule: divides by ten after one third and two thirds, and replaces the schedule
+      of SGD except for a warm-up. With epochs, thirds are of the epochs, rounded down.
     - Interval: 10 here. The paper takes the smallest that keeps a step within 10% of
-      SGD's time: :func:`jorge_optax.tuning.choose_update_interval` measures that.
+      SGD's time, which :func:`jorge_optax.tuning.choose_update_interval` measures.
 
     Args:
       learning_rate: Learning rate of the SGD run, a number or an optax schedule.
-      momentum: Momentum of the SGD run; becomes Jorge's.
+      momentum: Decay rate of the momentum of the SGD run; becomes Jorge's momentum.
       weight_decay: Weight decay of the SGD run, as part of the gradient (L2), as in
         ``torch.optim.SGD(weight_decay=...)``.
       total_steps: Length of training in steps; or pass the next two.
@@ -151,7 +151,8 @@ def from_sgd(
       steps_per_epoch: Number of steps in an epoch.
       warmup_steps: Length of the warm-up of the SGD run. ``None`` is no warm-up for a
         number, and for a schedule the steps before it first reaches its largest value.
-      nesterov: Whether SGD used it. It is not carried over, and a note says so.
+      nesterov: Whether the SGD run used Nesterov's momentum. It is not carried over,
+        and a note says so.
       decoupled: Whether ``weight_decay`` is decoupled already; then it is not divided.
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
@@ -246,13 +247,13 @@ def from_adamw(
     The paper names this as future work. ``docs/from_adamw.md`` gives the reasons for
     the rules below, and a measurement.
 
-    - Learning rate and schedule: AdamW's. Each tile's step has the length of Adam's
+    - Learning rate and schedule: unchanged. Each tile's step has the length of Adam's
       step and Jorge's direction. Parameters without roots take Adam's own step.
-    - Momentum: AdamW's b1.
-    - Weight decay: AdamW's. It is decoupled in both, so nothing is divided.
+    - Momentum: ``b1``.
+    - Weight decay: unchanged, since it is decoupled in both.
     - Interval: 10.
-    - Embeddings are left to Adam. In each step most of their rows see no gradient, and
-      a direction without gradient is what Jorge's roots handle worst.
+    - Embeddings are left to Adam. In each step most of their rows receive no gradient,
+      and directions without a gradient are what Jorge's roots handle worst.
 
     Args:
       learning_rate: Learning rate of the AdamW run, a number or an optax schedule.

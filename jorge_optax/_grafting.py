@@ -38,8 +38,8 @@ def graft(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Combines the length of one step with the direction of another.
 
-    For each parameter, with :math:`a` what ``magnitude`` makes of the gradient and
-    :math:`b` what ``direction`` does,
+    For each parameter, with :math:`a` the result of ``magnitude`` and :math:`b` the
+    result of ``direction``,
 
     .. math::
 
@@ -133,8 +133,8 @@ def graft_by(
 def rescale(magnitude: jax.Array, direction: jax.Array) -> jax.Array:
     """Scales ``direction`` to the length of ``magnitude``; zero stays zero.
 
-    Norms are taken in float32 at least and scaled by the largest entry, so that
-    neither huge nor tiny entries break them.
+    Norms are computed in float32 at least and scaled by the largest entry, so that they
+    neither overflow nor underflow.
 
     Args:
       magnitude: Array whose norm counts.

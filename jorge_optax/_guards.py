@@ -1,7 +1,7 @@
 """Guards of the paper's rule: range of the numbers, spread of the root, acceptance.
 
 All of them are inactive, bit for bit, wherever the plain formula of ``_algorithm.py``
-works. They act on one number a matrix, so they take vectors with one entry a matrix.
+works. They take vectors with one entry for each matrix of a batch.
 ``docs/deviations.md`` derives them.
 """
 
@@ -53,8 +53,8 @@ def lift_and_acceptance(
     Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
     trace of the Gram matrix, the gradient excites only directions whose root is smaller
     by MAX_SPREAD than the largest. Then a multiple of the identity is added to the
-    root: it keeps those directions off zero, and is negligible to the largest ones. A
-    root that would not be finite, or comes from a zero gradient, is not accepted.
+    root: it keeps those directions away from zero, and is negligible in the others. A
+    root that is not finite, or that comes from a zero gradient, is not accepted.
 
     Args:
       largest: Largest entry of unit, in magnitude.

@@ -1,6 +1,6 @@
-"""Inspection: what Jorge does with each parameter, and the health of its roots.
+"""Describes what Jorge does with each parameter, and diagnoses its roots.
 
-Both read shapes or a state from outside; nothing is stored for them.
+Everything is computed from shapes or an optimizer state; nothing extra is stored.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def diagnostics(
     *,
     tiling: Tiling | None = None,
 ) -> dict[str, jax.Array]:
-    """Computes norms, condition numbers and the like of the roots of each parameter.
+    """Computes norms, condition numbers and more from the roots of each parameter.
 
     Finds the :class:`JorgeState` wherever it is: in a chain, under
     ``optax.inject_hyperparams``, in ``nnx.Optimizer.opt_state``. Changes nothing, and
@@ -206,15 +206,15 @@ def diagnostics(
     - ``unexcited``: number of rows that no gradient has ever excited (dead units): the
       root still has nothing but its diagonal there.
 
-    With gradients also, for the tile, the ``cosine`` between the gradient and what the
-    roots make of it, and, for :class:`BinomialSeries`, by side, the ``beta2`` and
-    ``growth`` (``beta2**(-1/4)``) of a refresh with these gradients.
+    With gradients also, for each tile, the ``cosine`` between the gradient and the
+    preconditioned gradient, and, for :class:`BinomialSeries`, for each side, the
+    ``beta2`` and ``growth`` (``beta2**(-1/4)``) of a refresh with these gradients.
 
     Args:
       state: The optimizer's state, or any tree that holds it.
-      params: The parameters, or anything with their tree and shapes.
-      grads: Gradients, a tree like that of the parameters.
-      tiling: The optimizer's :class:`Tiling`.
+      params: The parameters, or arrays with the same tree and shapes.
+      grads: Gradients, with the tree of the parameters.
+      tiling: The :class:`Tiling` that the optimizer was made with.
 
     Returns:
       A flat dict, such as ``"dense/kernel/left/norm"`` to an array with one number for

@@ -56,7 +56,7 @@ def hide_origin(x: jax.Array) -> jax.Array:
 
 
 def column(x: jax.Array) -> jax.Array:
-    """Reshapes one number a matrix so that it broadcasts over the matrix."""
+    """Reshapes one number for each matrix so that it broadcasts over the matrix."""
     return x[..., None, None]
 
 

@@ -85,9 +85,9 @@ def jorge(
       grafting: What gives each step its length. ``"sgd"`` is SGD with the same
         momentum; :class:`jorge_optax.lengths.Adam` is Adam. Any transformation of unit
         learning rate works, whatever the sign of its steps (``optax.lion(1.0)``);
-        parameters without roots take its own step. ``None`` is Algorithm 2 as it
-        stands, with steps :math:`\eta m_t`, which do not shrink with the gradient, so
-        the learning rate must.
+        parameters without roots take its own step. ``None`` is Algorithm 2 without
+        grafting: its steps :math:`\eta m_t` do not shrink with the gradient, so the
+        learning rate must decay.
       tiling: How parameters are seen as matrices and cut into tiles, each with its own
         roots and its own grafted norm; ``None`` is ``Tiling()``.
       root_dtype: Name of the dtype of the roots.
@@ -167,7 +167,7 @@ def jorge(
 def _length_of(
     grafting: str | Length | optax.GradientTransformation | None,
 ) -> Length | None:
-    """Returns a length; None where a transformation of parameters gives it, or none."""
+    """Returns the length on stacks; None for None and for optax transformations."""
     if grafting is None or isinstance(grafting, optax.GradientTransformation):
         return None
     if isinstance(grafting, str) and grafting == "sgd":

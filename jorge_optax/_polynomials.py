@@ -1,13 +1,13 @@
-"""The inverse fourth root of a symmetric matrix by a composition of polynomials.
+"""Inverse roots of a symmetric matrix by a composition of polynomials.
 
 Everything here takes one symmetric matrix; the caller vmaps it. With
 
-    x_0 = statistic / bound,          bound >= its largest eigenvalue
-    t_k = p_k(x_k)                    a polynomial
-    x_{k+1} = t_k^2 x_k t_k^2         nearer to the identity than x_k
+    x_0 = statistic / bound,      bound >= its largest eigenvalue
+    t_k = p_k(x_k)                a polynomial
+    x_{k+1} = x_k t_k^order       nearer to the identity than x_k
 
-the product ``t_0 t_1 ...`` is about ``x_0^(-1/4)``. All factors are polynomials in one
-matrix: they commute, and their product is symmetric and positive wherever they are.
+the product ``t_0 t_1 ...`` is about ``x_0^(-1/order)``. All factors are polynomials in
+one matrix: they commute, and their product is symmetric and positive wherever they are.
 ``docs/composite.md`` derives the polynomials.
 """
 
@@ -26,43 +26,58 @@ from jorge_optax._types import Matmul, Precision
 
 Polynomial = tuple[float, ...]
 
-# Coefficients of 1, x, x^2, ...: the best of degrees 1, 4 and 4 for eigenvalues from
-# 3e-5 to 1 (python -m benchmarks.numerics.design).
-POLYNOMIALS: tuple[Polynomial, ...] = (
-    (1.8336, -1.6979),
-    (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
-    (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
-)
+# Coefficients of 1, x, x^2, ..., by the order of the root: the best of their degrees
+# for eigenvalues from 1e-3 (square root) or 3e-5 (fourth root) to 1, from
+# python -m benchmarks.numerics.design.
+POLYNOMIALS: dict[int, tuple[Polynomial, ...]] = {
+    2: (
+        (7.18192, -63.87731, 206.39227, -261.51313, 112.81625),
+        (5.30532, -25.29241, 62.65818, -68.63244, 27.02137),
+    ),
+    4: (
+        (1.8336, -1.6979),
+        (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
+        (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class PolynomialRoot:
-    """Approximates ``A^(-1/4)`` by a composition of polynomials in A.
+    """Approximates ``A^(-1/order)`` by a composition of polynomials in A.
 
     Eigenvalues of A that are too small against the largest one for the polynomials get
     the root's largest eigenvalue.
 
     Attributes:
+      order: 2 for the inverse square root, 4 for the inverse fourth root.
       polynomials: The polynomials in the order of application, each the coefficients
-        of 1, x, x^2, ...; positive on [0, 1].
+        of 1, x, x^2, ...; positive on [0, 1]. ``None`` is the package's choice.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> from jorge_optax import PolynomialRoot
-      >>> root = PolynomialRoot()(jnp.diag(jnp.array([1.0, 16.0])), "highest")
+      >>> root = PolynomialRoot(order=4)(jnp.diag(jnp.array([1.0, 16.0])), "highest")
       >>> print(jnp.diag(root).round(1))
       [1.  0.5]
     """
 
-    polynomials: tuple[Polynomial, ...] = POLYNOMIALS
+    order: int = 4
+    polynomials: tuple[Polynomial, ...] | None = None
 
     def __post_init__(self) -> None:
         """Checks that the root is positive definite."""
+        if self.order not in POLYNOMIALS:
+            raise ValueError(
+                f"PolynomialRoot.order must be 2 or 4, got {self.order!r}."
+            )
         name = "PolynomialRoot.polynomials"
-        if not self.polynomials:
+        given = self.polynomials
+        if given is not None and not given:
             raise ValueError(f"{name} must hold at least one polynomial.")
         checked = tuple(
-            check_coefficients(name, p, at_least=2) for p in self.polynomials
+            check_coefficients(name, p, at_least=2)
+            for p in given or POLYNOMIALS[self.order]
         )
         x = np.linspace(0, 1, 1001) ** 4
         for polynomial in checked:
@@ -73,16 +88,20 @@ class PolynomialRoot:
                     f"before it take on [0, 1], but {polynomial} falls to "
                     f"{np.min(factor):.3g}: roots would not be positive definite."
                 )
-            x = x * factor**4
+            x = x * factor**self.order
         object.__setattr__(self, "polynomials", checked)
 
     def __call__(self, matrix: jax.Array, precision: Precision) -> jax.Array:
         """Returns the root of one symmetric positive semidefinite matrix."""
-        return inverse_fourth_root(matrix, self.polynomials, precision)
+        polynomials = self.polynomials or POLYNOMIALS[self.order]
+        return inverse_root(matrix, self.order, polynomials, precision)
 
 
-def inverse_fourth_root(
-    statistic: jax.Array, polynomials: tuple[Polynomial, ...], precision: Precision
+def inverse_root(
+    statistic: jax.Array,
+    order: int,
+    polynomials: tuple[Polynomial, ...],
+    precision: Precision,
 ) -> jax.Array:
     """Evaluates the composition at one symmetric matrix, by matrix products alone."""
     mm = functools.partial(jnp.matmul, precision=precision)
@@ -101,26 +120,27 @@ def inverse_fourth_root(
         square = square * (4 / jnp.square(bound)) - 4 * x + eye  # z^2
     root = factor = _evaluate(_about_half(polynomials[0]), z, square, mm)
     for polynomial in polynomials[1:]:
-        squared = mm(factor, factor)
-        x = _symmetric(mm(squared, mm(x, squared)))
+        half = mm(factor, factor) if order == 4 else factor  # factor^(order / 2)
+        x = _symmetric(mm(half, mm(x, half)))
         z = 2 * x - eye
         square = mm(z, z) if len(polynomial) > 2 else None
         factor = _evaluate(_about_half(polynomial), z, square, mm)
         root = mm(root, factor)
-    return _symmetric(root) / (fourth_root(bound) * fourth_root(scale))
+    take = fourth_root if order == 4 else jnp.sqrt
+    return _symmetric(root) / (take(bound) * take(scale))
 
 
-def count_products(polynomials: tuple[Polynomial, ...]) -> int:
-    """Counts the products of m x m matrices in :func:`inverse_fourth_root`."""
+def count_products(polynomials: tuple[Polynomial, ...], order: int = 4) -> int:
+    """Counts the products of m x m matrices in :func:`inverse_root`."""
     values = sum((len(polynomial) - 1) // 2 for polynomial in polynomials)
     odd = sum(len(p) > 3 and len(p) % 2 == 0 for p in polynomials)
-    return values + odd + 4 * (len(polynomials) - 1)
+    return values + odd + (order // 2 + 2) * (len(polynomials) - 1)
 
 
 def _evaluate(
     coefficients: Polynomial, x: jax.Array, square: jax.Array | None, mm: Matmul
 ) -> jax.Array:
-    """Evaluates a polynomial by Horner's rule in ``x^2``, two coefficients a time."""
+    """Evaluates a polynomial by Horner's rule in ``x^2``, two coefficients each."""
     powers = [jnp.eye(len(x), dtype=x.dtype), x]
     if square is not None:
         powers.append(square)

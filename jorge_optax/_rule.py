@@ -98,7 +98,7 @@ class Rule(Protocol):
         damping: Scalar,
         precision: Precision,
     ) -> Preconditioner:
-        """Refreshes the roots; runs inside a conditional, every ``update_interval``.
+        """Refreshes the roots; runs in a conditional, every ``update_interval`` steps.
 
         Args:
           kept: What the rule keeps; the result has the same shapes and dtypes.

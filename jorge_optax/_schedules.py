@@ -11,7 +11,15 @@ import optax
 
 @dataclasses.dataclass(frozen=True)
 class StepDecay:
-    """A learning rate that is multiplied by a factor at given steps."""
+    """A learning rate that is multiplied by a factor at given steps.
+
+    Attributes:
+      peak_value: Learning rate before the first decay.
+      boundaries: Steps at which the learning rate decays.
+      warmup_steps: Number of steps over which the learning rate rises linearly.
+      warmup_from: Learning rate at step 0 of the warm-up.
+      factor: Factor that the learning rate is multiplied by at each boundary.
+    """
 
     peak_value: float
     boundaries: tuple[int, ...]
@@ -90,11 +98,11 @@ def growing_interval_schedule(
 ) -> optax.Schedule:
     """Returns an ``update_interval`` that refreshes often early and rarely later.
 
-    The roots start as the identity and adapt slowly, a little at each refresh. This
-    schedule doubles the interval after every ``refreshes`` refreshes, from ``first``
-    until it reaches ``last``, and so spends about ``refreshes * log2(last / first)``
-    early refreshes to have in the first steps what a constant interval ``last`` would
-    have after many times as many.
+    The roots start as a multiple of the identity and adapt a little at each refresh.
+    This schedule doubles the interval after every ``refreshes`` refreshes, from
+    ``first`` until it reaches ``last``. It spends about
+    ``refreshes * log2(last / first)`` early refreshes, so that the roots adapt in far
+    fewer steps than at a constant interval ``last``.
 
     Args:
       last: Interval at the end.

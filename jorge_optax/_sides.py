@@ -1,7 +1,7 @@
 """Both sides of every tile, in as few batches as there are lengths of side.
 
-A refresh needs of a side only its root and its Gram matrix. So all sides of equal
-length, left or right, of all stacks, form one batch, and their matrix products are few
+The refresh of a side needs only its root and its Gram matrix. So all sides of equal
+length, left or right, of all stacks, form one batch, and the matrix products are few
 and large.
 """
 

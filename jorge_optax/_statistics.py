@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from jorge_optax._algorithm import initial_root
-from jorge_optax._checks import check_input, check_number
+from jorge_optax._checks import check_below_one, check_input, check_not_negative
 from jorge_optax._numerics import column
 from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Input, Preconditioner, apply_roots, repeat
@@ -61,40 +60,23 @@ class TrackedStatistics:
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_number(
-            "TrackedStatistics.beta2",
-            self.beta2,
-            "must lie in [0, 1)",
-            lambda x: 0 <= x < 1,
-        )
-        check_number(
-            "TrackedStatistics.start",
-            self.start,
-            "must be finite and at least 0",
-            lambda x: 0 <= x < math.inf,
-        )
-        if not callable(self.inverse_root):
-            raise TypeError(
-                "TrackedStatistics.inverse_root must be a function of a matrix and a "
-                f"precision, such as PolynomialRoot(), got {self.inverse_root!r}."
-            )
+        check_below_one("TrackedStatistics.beta2", self.beta2)
+        check_not_negative("TrackedStatistics.start", self.start)
+        check_inverse_root("TrackedStatistics", self.inverse_root)
         check_input("TrackedStatistics.preconditions", self.preconditions)
 
     def init(
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
         """Starts roots as the paper does, and statistics as zero."""
-        wide = jnp.promote_types(dtype, jnp.float32)
-        roots, statistics = {}, {}
-        for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items()):
-            roots[key] = Sides(
+        roots = {
+            key: Sides(
                 repeat(initial_root(rows, eps, dtype), n),
                 repeat(initial_root(columns, eps, dtype), n),
             )
-            statistics[key] = Sides(
-                jnp.zeros((n, rows, rows), wide), jnp.zeros((n, columns, columns), wide)
-            )
-        return Preconditioner(roots, statistics)
+            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
+        }
+        return Preconditioner(roots, zero_statistics(tiles, dtype))
 
     def refresh(
         self,
@@ -122,7 +104,7 @@ class TrackedStatistics:
             gram = damp(gram, side.trace, share)
             scale = column(jnp.clip(side.scale, SMALLEST, LARGEST))
             new = self.beta2 * old + ((1 - self.beta2) * gram) * scale * scale
-            statistic = jnp.where(_unusable(side.trace), old, new)
+            statistic = jnp.where(column(is_usable(side.trace)), new, old)
             tracked.append((side, statistic))
             by_side.add(side, statistic)
         roots = [
@@ -142,9 +124,30 @@ class TrackedStatistics:
         return apply_roots(kept, matrices, precision=precision)
 
 
-def _unusable(trace: jax.Array) -> jax.Array:
-    return column(~(jnp.isfinite(trace) & (trace > 0)))
+def zero_statistics(
+    tiles: dict[str, jax.ShapeDtypeStruct], dtype: Dtype
+) -> dict[str, Sides]:
+    """Returns statistics of zero, which the first gradient replaces."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return {
+        key: Sides(jnp.zeros((n, rows, rows), wide), jnp.zeros((n, c, c), wide))
+        for key, (n, rows, c) in ((k, t.shape) for k, t in tiles.items())
+    }
+
+
+def is_usable(trace: jax.Array) -> jax.Array:
+    """Returns whether a gradient is finite and not zero, from its squared norm."""
+    return jnp.isfinite(trace) & (trace > 0)
+
+
+def check_inverse_root(rule: str, inverse_root: InverseRoot) -> None:
+    """Raises unless an inverse root can be called."""
+    if not callable(inverse_root):
+        raise TypeError(
+            f"{rule}.inverse_root must be a function of a matrix and a precision, such "
+            f"as PolynomialRoot(), got {inverse_root!r}."
+        )
 
 
 def _choose(trace: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    return jnp.where(_unusable(trace), old, new.astype(old.dtype))
+    return jnp.where(column(is_usable(trace)), new.astype(old.dtype), old)

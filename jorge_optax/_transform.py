@@ -211,7 +211,10 @@ def _length_functions(
     momentum: Scalar,
     dtype: Dtype | None,
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]] | None]:
-    """Returns how a length starts and measures, with the rule's momentum or its own."""
+    """Returns functions that initialize and measure a length.
+
+    The length uses the momentum of the rule if ``shares_momentum``, else its own.
+    """
     if length is None:
         return (lambda tiles: ()), None
     if shares_momentum:
@@ -223,7 +226,7 @@ def _length_functions(
 def average_leaves(
     rule: Rule | None, momentum: Scalar, accumulator_dtype: str | None
 ) -> optax.GradientTransformation:
-    """Returns the averages that parameters without roots get, as tiles do."""
+    """Returns the momentum of parameters without roots, like that of the tiles."""
     dtype = canonical_accumulator(accumulator_dtype)
     preconditions = _checked(rule).preconditions
     if preconditions == "gradient":
@@ -269,7 +272,7 @@ def _checked(rule: Rule | None) -> Rule:
 def _validate(
     momentum: Scalar, eps: Scalar, update_interval: ScalarOrSchedule, damping: Scalar
 ) -> None:
-    check_below_one("momentum", momentum, "SGD's 0.9 is usual.")
+    check_below_one("momentum", momentum, "A value of 0.9 is usual.")
     check_positive(
         "eps",
         eps,

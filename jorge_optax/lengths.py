@@ -76,7 +76,7 @@ class SGD:
         return optax.trace(momentum, accumulator_dtype=accumulator_dtype)
 
     def init(self, tiles: PyTree) -> PyTree:
-        """Returns nothing: the momentum suffices."""
+        """Returns an empty state: the shared momentum suffices."""
         del tiles
         return ()
 

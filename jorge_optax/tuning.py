@@ -23,15 +23,16 @@ class IntervalChoice:
     """What :func:`choose_update_interval` found; printing it shows the table.
 
     Attributes:
-      interval: the smallest interval within the tolerance, or ``None``.
-      tolerance: how much slower than SGD's a step may be on average, 0.1 for 10%.
-      sgd_seconds: median time of SGD's step.
-      plain_seconds: median time of Jorge's step without a refresh.
-      refresh_seconds: median time of Jorge's step with one.
-      low: lower end of the interval's 95% bootstrap interval.
-      high: upper end of it; ``None`` where no interval may suffice.
-      rounds: how often each kind of step was timed.
-      sentence: the answer in words.
+      interval: Smallest interval within the tolerance, or ``None`` if none is.
+      tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
+      sgd_seconds: Median time of SGD's step.
+      plain_seconds: Median time of Jorge's step without a refresh.
+      refresh_seconds: Median time of Jorge's step with a refresh.
+      low: Lower end of the 95% bootstrap confidence interval of ``interval``.
+      high: Upper end of that confidence interval. Either end is ``None`` where no
+        interval is within the tolerance.
+      rounds: Number of times that each kind of step was timed.
+      sentence: The result in words.
     """
 
     interval: int | None
@@ -45,7 +46,7 @@ class IntervalChoice:
     sentence: str
 
     def table(self) -> list[tuple[int, float, float]]:
-        """Interval, seconds a step on average, and their ratio to SGD's."""
+        """Returns rows of interval, mean seconds per step, and their ratio to SGD's."""
         intervals = {1, 2, 5, 10, 20, 50, 100}
         if self.interval:
             intervals |= {max(self.interval - 1, 1), self.interval}
@@ -57,11 +58,11 @@ class IntervalChoice:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, lists and strings only, ready for JSON."""
+        """Returns numbers, lists and strings only, ready for JSON."""
         return {**dataclasses.asdict(self), "table": [list(r) for r in self.table()]}
 
     def __repr__(self) -> str:
-        """The table and the sentence."""
+        """Returns the table and the sentence."""
         lines = [
             "step            ms      over SGD",
             f"SGD       {1e3 * self.sgd_seconds:8.2f}",
@@ -90,26 +91,27 @@ def choose_update_interval(
 ) -> IntervalChoice:
     """Measures the smallest ``update_interval`` within a tolerance of SGD's time.
 
-    The paper's rule: the interval that brings a step within 10% of SGD's. SGD's step,
-    Jorge's plain step and Jorge's step with a refresh are timed in turn, round after
-    round, so that a busy machine slows all of them alike. With medians s, p and r, a
-    step at interval k takes ``p + (r - p) / k`` on average.
+    The paper chooses the smallest interval that keeps a step within 10% of SGD's time.
+    This function times SGD's step, Jorge's plain step and Jorge's step with a refresh
+    in turn, round after round, so that a busy machine slows all of them alike. With
+    medians s, p and r, a step at interval k takes ``p + (r - p) / k`` on average.
 
     Args:
-      loss: function of params and batch, whose gradient is taken; give this, params
+      loss: Function of params and batch, which is differentiated. Pass loss, params
         and batch, or else ``make_step``.
-      params: parameters.
-      *batch: further arguments of the loss.
-      make_step: your own training step instead: a function that takes an optimizer
-        and returns a jitted ``step`` and a first ``carry``, such that
+      params: Parameters, the first argument of the loss.
+      *batch: Further arguments of the loss.
+      make_step: Function that makes your own training step: it takes an optimizer and
+        returns a jitted ``step`` and a first ``carry``, such that
         ``carry = step(carry)`` trains one step.
-      momentum: of both optimizers.
-      weight_decay: of Jorge; it costs the same whatever it is.
-      tolerance: how much slower a step may be on average.
-      max_seconds: stop measuring after this time, compilation included. At least
+      momentum: Decay rate of the momentum of SGD and of Jorge's momenta.
+      weight_decay: Weight decay of Jorge; its value does not change the time.
+      tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
+      max_seconds: Time after which measuring stops, compilation included. At least
         three rounds are measured.
-      progress: whether to show a bar on the standard error stream.
-      **options: of :func:`jorge_optax.jorge`, such as ``tiling`` and ``precision``.
+      progress: Whether to show a progress bar on the standard error stream.
+      **options: Other options of :func:`jorge_optax.jorge`, such as ``tiling`` and
+        ``precision``.
 
     Returns:
       An :class:`IntervalChoice`: the interval, the table behind it and a sentence.
@@ -158,7 +160,7 @@ def choose_update_interval(
 
 
 def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
-    """The choice from rounds of (SGD, plain, refresh) seconds."""
+    """Computes the choice from rounds of (SGD, plain, refresh) seconds."""
 
     def smallest(sample: np.ndarray) -> float:
         sgd, plain, refresh = np.median(sample, axis=0)
@@ -210,7 +212,7 @@ def _step_from_loss(loss: Callable[..., Any], params: Any, batch: tuple) -> Any:
     def make_step(optimizer):
         @jax.jit
         def step(carry):
-            # The batch is carried, so that it is no constant to the compiler.
+            # The batch is part of the carry, so that XLA does not see a constant.
             params, state, batch = carry
             grads = jax.grad(loss)(params, *batch)
             updates, state = optimizer.update(grads, state, params)

@@ -24,7 +24,7 @@ from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS, language_model, shapes
 from benchmarks.problems.training import trainer
-from jorge_optax import TrackedStatistics, Tiling, jorge
+from jorge_optax import BinomialSeries, Tiling, TrackedStatistics, jorge
 
 MODELS = {
     **shapes.MODELS,
@@ -42,6 +42,7 @@ def _jorge(rate: Any, **options: Any) -> optax.GradientTransformation:
 
 ROOTS = {"root_dtype": "bfloat16"}
 BOTH = {**ROOTS, "accumulator_dtype": "bfloat16"}
+ONE_MOMENTUM = {"rule": BinomialSeries(preconditions="momentum")}
 VARIANTS: dict[str, Maker] = {
     "sgd": lambda rate: optax.sgd(rate, MOMENTUM),
     "adamw": optax.adamw,
@@ -51,19 +52,17 @@ VARIANTS: dict[str, Maker] = {
     "jorge, all in bfloat16, tiles of 64": functools.partial(
         _jorge, tiling=Tiling(64), **BOTH
     ),
-    "one momentum": functools.partial(_jorge, one_momentum=True),
+    "one momentum": functools.partial(_jorge, **ONE_MOMENTUM),
     "one momentum, roots in bfloat16": functools.partial(
-        _jorge, one_momentum=True, **ROOTS
+        _jorge, **ONE_MOMENTUM, **ROOTS
     ),
-    "one momentum, all in bfloat16": functools.partial(
-        _jorge, one_momentum=True, **BOTH
-    ),
+    "one momentum, all in bfloat16": functools.partial(_jorge, **ONE_MOMENTUM, **BOTH),
     "composite": functools.partial(_jorge, rule=TrackedStatistics()),
     "composite, all in bfloat16": functools.partial(
         _jorge, rule=TrackedStatistics(), **BOTH
     ),
     "composite, one momentum, all in bfloat16": functools.partial(
-        _jorge, one_momentum=True, rule=TrackedStatistics(), **BOTH
+        _jorge, rule=TrackedStatistics(preconditions="momentum"), **BOTH
     ),
 }
 TRAINED = results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"])

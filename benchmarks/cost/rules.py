@@ -15,7 +15,7 @@ import jax
 from benchmarks.cost.counts import matmul_flops
 from benchmarks.harness import results
 from benchmarks.problems import shapes
-from jorge_optax import TrackedStatistics, BinomialSeries, jorge, state_size
+from jorge_optax import BinomialSeries, TrackedStatistics, jorge, state_size
 
 INTERVALS = (1, 2, 4, 10, 50)
 
@@ -33,7 +33,8 @@ def main() -> None:
     rows = []
     for name, make in shapes.MODELS.items():
         params = make()
-        series, composite = cost(params, BinomialSeries()), cost(params, TrackedStatistics())
+        series = cost(params, BinomialSeries())
+        composite = cost(params, TrackedStatistics())
         ratios = {
             str(k): (composite["plain"] + composite["refresh"] / k)
             / (series["plain"] + series["refresh"] / k)

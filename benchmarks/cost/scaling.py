@@ -31,8 +31,8 @@ from benchmarks.cost import counts, updates
 from benchmarks.harness import machine, results
 from benchmarks.problems import shapes
 from jorge_optax import Tiling, jorge
-from jorge_optax._refresh import gram_multiplications
 from jorge_optax._stacks import plan_tree
+from jorge_optax._thin_tiles import gram_multiplications
 
 NAME = "scaling_study"
 INTERVAL, TILE = 10, 256

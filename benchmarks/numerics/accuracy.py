@@ -43,13 +43,14 @@ from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
 from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
 from benchmarks.numerics.streams import Stream, all_streams, quadratics
-from examples.shared.shampoo import ExactRoots, exact_root
-from jorge_optax import Sides
+from examples.shared.shampoo import ExactRoot, exact_root
+from jorge_optax import Sides, TrackedStatistics
 
 CHECKPOINTS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 300)
 AFTER_EVENT = (0, 1, 2, 3, 5, 10, 20, 50, 100)
 LOW_PRECISION_CHECKPOINTS = (5, 100, 300)
-BETA2, START, RIDGE = ExactRoots.beta2, ExactRoots.start, ExactRoots.ridge
+BETA2, START = TrackedStatistics.beta2, TrackedStatistics.start
+RIDGE = ExactRoot.ridge
 NEIGHBOURS = {"one tiny gradient": "noise"}
 
 
@@ -132,7 +133,7 @@ def shampoo_statistics(
 
 
 def exact_roots(statistics: Sides, ridge: float) -> Sides:
-    """Sides by ``eigh``, as NumPy arrays."""
+    """Roots by ``eigh``, as NumPy arrays."""
     mapped = jax.jit(jax.vmap(lambda s: exact_root(s, ridge)))
     return Sides(*(np.asarray(mapped(side)) for side in statistics))
 

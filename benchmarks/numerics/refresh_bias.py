@@ -11,16 +11,27 @@ Answer: docs/algorithm.md, from benchmarks/results/refresh_bias.json.
     python -m benchmarks.numerics.refresh_bias
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import results
-from jorge_optax._roots import refresh_root
+from jorge_optax import _algorithm
 
 SIDES = results.sized((1, 2, 4, 16, 64), (1, 4))
 REFRESHES = results.sized((10, 50, 200, 1000), (10,))
 SEEDS = range(results.sized(5, 1))
+
+
+@jax.jit
+def refresh(root: jax.Array, gram: jax.Array) -> jax.Array:
+    """Refreshes a root by the formula that training runs, without its guards."""
+    matmul = functools.partial(jnp.matmul, precision="highest")
+    x = _algorithm.excitation(root, gram, matmul)
+    ratio = _algorithm.ratio(jnp.linalg.norm(x))
+    return _algorithm.growth(ratio) * _algorithm.expand(root, x, ratio, matmul)
 
 
 def bias_after(refreshes: int, side: int, commuting: bool, seed: int) -> float:
@@ -28,7 +39,6 @@ def bias_after(refreshes: int, side: int, commuting: bool, seed: int) -> float:
     rng = np.random.default_rng(seed)
     scales = np.geomspace(1, 0.1, side) if side > 1 else np.ones(1)
     rotation = np.linalg.qr(rng.normal(size=(side, side)))[0]
-    refresh = jax.jit(refresh_root)
     root = np.eye(side) * 1e-6**-0.25
     statistic = np.eye(side) * 1e-6
     for _ in range(refreshes):

@@ -29,11 +29,11 @@ from benchmarks.numerics.design import best_series, design, largest_error
 from benchmarks.numerics.figures import cosine, rounded
 from benchmarks.numerics.rules import Packaged
 from benchmarks.numerics.streams import Stream, recorded
-from jorge_optax import Sides, BinomialSeries
+from jorge_optax import BinomialSeries, Sides
 from jorge_optax._polynomials import (
     POLYNOMIALS,
     count_products,
-    composite_root,
+    inverse_fourth_root,
 )
 
 REFRESHES = (5, 100)
@@ -123,7 +123,8 @@ def default_row(groups: list) -> dict[str, Any]:
 
 
 def _composite_cosines(groups: list, polynomials: tuple) -> dict[str, list]:
-    root = jax.vmap(functools.partial(composite_root, polynomials=polynomials))
+    options = {"polynomials": polynomials, "precision": "highest"}
+    root = jax.vmap(functools.partial(inverse_fourth_root, **options))
     cosines: dict[str, list] = {}
     for group in groups:
         for refreshes in REFRESHES:

@@ -45,10 +45,9 @@ def adamw(rate: float):
 VARIANTS = {
     "jorge": {},
     "jorge, refresh at every step": {"update_interval": 1},
-    "jorge, composite rule": {},
+    "jorge, composite rule": {"rule": TrackedStatistics()},
     "jorge, embeddings preconditioned": {"leave_out": ()},
 }
-OVERRIDES = {"jorge, composite rule": {"rule": TrackedStatistics()}}  # of derived options
 
 
 def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
@@ -56,8 +55,7 @@ def optimizer_of(variant: str, rate: float) -> optax.GradientTransformation:
     if variant == "adamw":
         return adamw(rate)
     options = VARIANTS[variant]
-    config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
-    return config.optimizer(**OVERRIDES.get(variant, {}))
+    return from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options).optimizer()
 
 
 def run(task: tuple[str, float, int]) -> list[tuple[int, float]]:

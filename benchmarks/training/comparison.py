@@ -34,15 +34,15 @@ from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import TrackedStatistics, jorge
+from jorge_optax import PolynomialRoot, TrackedStatistics, jorge
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 SGD_RATE = "/sgd-rate"
 ROOTS = ("paper", "composite", "shampoo")
-PAIR = TrackedStatistics(  # the cheaper one of docs/composite.md
-    polynomials=(
+PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
+    (
         (3.25665, -32.6675, 121.806, -168.46, 77.065),
         (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
     )
@@ -84,7 +84,7 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
     if family == "composite":
         return functools.partial(jorge, rule=TrackedStatistics())
     if family == "pair":
-        return functools.partial(jorge, rule=PAIR)
+        return functools.partial(jorge, rule=TrackedStatistics(inverse_root=PAIR))
     if family == "shampoo":
         return shampoo
     raise ValueError(f"No optimizer {family!r}; there are {', '.join(TUNED)}.")

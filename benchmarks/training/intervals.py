@@ -1,7 +1,7 @@
 """Compares growing refresh intervals with constant ones at equal cost.
 
-Question: at the same number of refreshes in a run, is growing_interval_schedule better than a
-constant interval?
+Question: at the same number of refreshes in a run, is growing_interval_schedule better
+than a constant interval?
 Method: the MLP of benchmarks.training.tiles on Fashion-MNIST, 600 steps, batch 256,
 learning rate 0.1, momentum 0.9, no decay. For each constant interval k, the growing one
 up to 4 k with as many refreshes at each stage as keep the total at or below the

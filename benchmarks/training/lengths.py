@@ -33,8 +33,15 @@ from benchmarks.harness import rates, results
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
 from benchmarks.training.comparison import BESIDE, SEEDS, TUNING_SEED, Study
-from examples.shared.shampoo import ExactRoots
-from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge
+from examples.shared.shampoo import exact_rule
+from jorge_optax import (
+    Tiling,
+    TrackedStatistics,
+    graft,
+    jorge,
+    lengths,
+    scale_by_jorge,
+)
 
 MOMENTUM, B2, INTERVAL = 0.9, 0.95, 10
 # Where the search for a rate begins; None: at the problem's rate for SGD.
@@ -75,11 +82,8 @@ def direction(name: str, problem: Problem) -> optax.GradientTransformation:
             beta=MOMENTUM, weight_dimension_numbers=problem.muon_dimension_numbers
         )
         return optax.chain(muon, _per_matrix(lambda m, n, x: x * max(1, n / m) ** 0.5))
-    rule = TrackedStatistics() if name == "composite" else ExactRoots()
-    return optax.chain(
-        scale_by_jorge(update_interval=INTERVAL, rule=rule),
-        optax.ema(MOMENTUM, debias=False),
-    )
+    rule = TrackedStatistics() if name == "composite" else exact_rule()
+    return scale_by_jorge(rule=rule, momentum=MOMENTUM, update_interval=INTERVAL)
 
 
 def variant(
@@ -88,22 +92,22 @@ def variant(
     """The optimizer of a name "direction, length" or "jorge, length"."""
     schedule = optax.cosine_decay_schedule(rate, problem.steps)
     first, length = name.split(", ")
-    lengths = {
-        "sgd": optax.trace(MOMENTUM),
-        "adam": optax.scale_by_adam(MOMENTUM, B2),
-        "shape": by_shape(),
-    }
     if first == "jorge":
         return jorge(
             schedule,
             MOMENTUM,
             update_interval=INTERVAL,
             rule=TrackedStatistics(),
-            grafting=lengths[length],
+            grafting={"sgd": lengths.SGD(), "adam": lengths.Adam(B2)}[length],
         )
     step = direction(first, problem)
+    grafted = {
+        "sgd": optax.trace(MOMENTUM),
+        "adam": optax.scale_by_adam(MOMENTUM, B2),
+        "shape": by_shape(),
+    }
     if length != "own":
-        step = graft(lengths[length], step, tiling=Tiling())
+        step = graft(grafted[length], step, tiling=Tiling())
     others = optax.cosine_decay_schedule(adam_rate, problem.steps)
 
     def labels(params):

@@ -25,10 +25,8 @@ INTERVALS = results.sized((2, 5, 20, 50), (2,))
 
 
 def by_leaf(max_dim: int, **options):
-    """Returns Jorge with one grafted norm for each leaf, composed of optax's parts."""
-    direction = optax.chain(
-        scale_by_jorge(tiling=Tiling(max_dim), **options), optax.ema(0.9, debias=False)
-    )
+    """Returns Jorge with one grafted norm for each leaf."""
+    direction = scale_by_jorge(momentum=0.9, tiling=Tiling(max_dim), **options)
     return optax.chain(
         graft(optax.trace(0.9), direction), optax.scale_by_learning_rate(0.1)
     )

@@ -2,7 +2,7 @@
 
 python -m examples.digits.main                     SGD, AdamW and Jorge; writes demo.png
 python -m examples.digits.main --quick             the same, one seed of 10 steps
-python -m examples.digits.main --optimizer jorge   Jorge alone
+python -m examples.digits.main --optimizer jorge   Jorge alone, same seeds
 """
 
 from examples.digits import configs, train

@@ -15,7 +15,7 @@ from examples.shared.data import Arrays, Data, Example
 # 270 of the training images kept apart, with four seeds that the demo does not use. Of
 # the settings within half a point of the best accuracy over the last third, each has
 # the one that took the fewest steps to 98%. For both that was a step decay. The search
-# ran on a ResNet of these layers that started from flax's default kernels.
+# ran on a ResNet of the same layers, with flax's default initialization and padding.
 CONFIG = Config(
     dataset="digits",
     model="resnet8-thin",

@@ -6,13 +6,24 @@ import jax
 import optax
 
 from examples.shared.config import Config, Schedule
-from examples.shared.shampoo import ExactRoots
-from jorge_optax import TrackedStatistics, JorgeConfig, from_sgd
+from examples.shared.shampoo import exact_rule
+from jorge_optax import (
+    BinomialSeries,
+    JorgeConfig,
+    Rule,
+    TrackedStatistics,
+    from_sgd,
+    thirds_decay_schedule,
+)
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
-FROM_SGD = ("shampoo", "jorge", "jorge-composite")
+RULES: dict[str, Rule] = {
+    "shampoo": exact_rule(),
+    "jorge": BinomialSeries(),
+    "jorge-composite": TrackedStatistics(),
+}
+FROM_SGD = tuple(RULES)
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
-REFRESH = {"shampoo": ExactRoots(), "jorge-composite": TrackedStatistics()}
 
 
 class Built(NamedTuple):
@@ -57,14 +68,16 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
     check_name(name)
     mask = None if config.decay_all else kernels
     base = base_name(name)
-    rules = derive(config, steps=steps, steps_per_epoch=steps_per_epoch)
+    derived = derive(
+        config, steps=steps, steps_per_epoch=steps_per_epoch, rule=RULES.get(base)
+    )
     options = None
     if base == "sgd":
         sgd = config.sgd
         rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
         settings = vars(sgd)
         if name.endswith(THIRDS):
-            rate = rules.schedule()
+            rate = derived.learning_rate
             settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.chain(
             optax.add_decayed_weights(sgd.weight_decay, mask),
@@ -75,29 +88,35 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
         rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
         settings = vars(adamw)
         if name.endswith(THIRDS):
-            rate = rules.replace(learning_rate=adamw.learning_rate).schedule()
+            thirds = derived.learning_rate
+            rate = thirds_decay_schedule(
+                adamw.learning_rate,
+                steps,
+                warmup_steps=thirds.warmup_steps,
+                boundaries=thirds.boundaries,
+            )
             settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.adamw(
             rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
         )
     else:
-        rate = rules.schedule()
-        settings = rules.to_dict()
+        rate = derived.learning_rate
+        settings = derived.to_dict()
         if name.endswith(SGD_SCHEDULE):
             sgd = config.sgd
             rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
-            settings = {**settings, "boundaries": "SGD's schedule"}
-        options = {"refresh": REFRESH[base]} if base in REFRESH else {}
-        transformation = rules.optimizer(
-            learning_rate=rate, weight_decay_mask=mask, **options
-        )
+            settings |= {"learning_rate": sgd.learning_rate, "schedule": sgd.schedule}
+        options = {"rule": derived.rule}
+        transformation = derived.optimizer(learning_rate=rate, weight_decay_mask=mask)
     for part, factor in config.learning_rate_factors:
         transformation = optax.chain(transformation, _scale_part(part, factor))
     return Built(transformation, settings, rate, options)
 
 
-def derive(config: Config, *, steps: int, steps_per_epoch: int) -> JorgeConfig:
-    """Derives Jorge's settings from SGD's by the paper's rules."""
+def derive(
+    config: Config, *, steps: int, steps_per_epoch: int, rule: Rule | None = None
+) -> JorgeConfig:
+    """Derives Jorge's settings from SGD's, as the paper does."""
     sgd = config.sgd
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
@@ -113,6 +132,7 @@ def derive(config: Config, *, steps: int, steps_per_epoch: int) -> JorgeConfig:
         **length,
         warmup_steps=sgd.schedule.warmup_epochs * steps_per_epoch,
         update_interval=config.update_interval,
+        rule=rule,
     )
 
 

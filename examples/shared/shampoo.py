@@ -41,7 +41,7 @@ class ExactRoot:
         return exact_root(statistic, self.ridge)
 
 
-def exact_rule(ridge: float = 1e-6, **options: Any) -> TrackedStatistics:
+def exact_rule(ridge: float = ExactRoot.ridge, **options: Any) -> TrackedStatistics:
     """Returns Shampoo's rule: its statistics, and their exact roots."""
     return TrackedStatistics(inverse_root=ExactRoot(ridge), **options)
 

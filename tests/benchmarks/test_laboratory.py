@@ -20,7 +20,7 @@ from benchmarks.numerics.rules import (
 from benchmarks.numerics.streams import quadratics
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
-from examples.shared.shampoo import ExactRoots, exact_root, shampoo
+from examples.shared.shampoo import exact_root, exact_rule, shampoo
 from jorge_optax import TrackedStatistics, jorge
 from jorge_optax._polynomials import POLYNOMIALS
 
@@ -95,7 +95,7 @@ def test_exact_shampoo_is_jorge_with_other_roots():
     jax.tree.map(np.testing.assert_array_equal, statistics, same)
     cosine = np.sum(exact * near) / np.linalg.norm(exact) / np.linalg.norm(near)
     assert 0.99 < cosine < 0.99999
-    bare, _ = run(shampoo(0.1, update_interval=1, rule=ExactRoots(start=0.0)))
+    bare, _ = run(shampoo(0.1, update_interval=1, rule=exact_rule(start=0.0)))
     assert np.linalg.norm(bare - exact) > 0.01 * np.linalg.norm(exact)
 
 
@@ -118,7 +118,7 @@ def test_products_are_rounded_and_nothing_else():
 def test_accuracy_of_rules_whose_figures_are_known():
     streams = quadratics((6, 4), steps=20)
     rules = [Unrefreshed(), PAPER, COMPOSITE, staged("fine", 1e-6, (4,) * 4)]
-    rules.append(Packaged("exact", ExactRoots()))
+    rules.append(Packaged("exact", exact_rule()))
     rows = accuracy.study(streams, rules, ["float32"])
     rows += accuracy.study(streams, [COMPOSITE], ["bf16"])
     by_rule = {

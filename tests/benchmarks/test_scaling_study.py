@@ -12,7 +12,7 @@ from benchmarks.cost.scaling import Case, formula_flops
 from benchmarks.harness import results, run_all
 from benchmarks.reports import pages, plots
 from benchmarks.reports import scaling as report_scaling
-from jorge_optax import TrackedStatistics, Tiling, jorge
+from jorge_optax import Tiling, TrackedStatistics, jorge
 
 TABLES = ("scaling_width", "scaling_depth", "scaling_tile", "scaling_interval")
 

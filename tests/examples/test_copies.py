@@ -79,6 +79,7 @@ def copy(folder, place):
     return place
 
 
+@pytest.mark.slow
 def test_a_copy_runs_elsewhere(tmp_path):
     copied = copy("digits", tmp_path)
     library = tmp_path / "library"  # the package alone, as if installed
@@ -88,7 +89,7 @@ def test_a_copy_runs_elsewhere(tmp_path):
     process = subprocess.run(
         [
             *(sys.executable, "-m", "examples.digits.main", "--optimizer", "sgd"),
-            *("--steps", "3", "--set", "test_examples=128"),
+            *("--seeds", "0", "--steps", "3"),
         ],
         cwd=copied,
         env={**os.environ, "PYTHONPATH": str(library), "JAX_PLATFORMS": "cpu"},

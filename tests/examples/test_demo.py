@@ -92,6 +92,8 @@ def test_quick_is_one_seed_of_ten_steps_in_a_folder_of_its_own(asked):
 
 def test_one_optimizer_may_be_named_instead(asked):
     assert asked("--optimizer", "sgd") == ("sgd", 0, "runs/digits/sgd-0", None)
+    seed = ("--seeds", "7")
+    assert asked("--optimizer", "sgd", *seed) == ("sgd", 7, "runs/digits/sgd-7", None)
 
 
 def test_the_schedules_drop_at_thirds_of_the_run():

@@ -69,7 +69,8 @@ def test_the_learning_rate_falls_in_thirds(whole):
 def test_a_run_begins_with_its_settings_and_the_table_of_parameters(whole):
     text = (whole[0] / "start.txt").read_text()
     assert "weight_decay: 0.001" in text
-    assert "boundaries: [6, 12]" in text
+    assert "learning_rate: 0.1, times 0.1 at steps 6, 12\n" in text
+    assert "rule: BinomialSeries()\n" in text
     assert "first/kernel" in text
     assert "preconditioned" in text
 

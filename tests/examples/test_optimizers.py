@@ -128,13 +128,14 @@ PAPER = [
 @pytest.mark.parametrize(("config", "rate", "drops", "warmup", "k", "adamw"), PAPER)
 def test_full_size_configurations_are_the_papers(config, rate, drops, warmup, k, adamw):
     total = 7 * config.epochs
-    rules = optimizers.derive(config, steps=total, steps_per_epoch=7)
-    assert rules.learning_rate == config.sgd.learning_rate == rate
+    derived = optimizers.derive(config, steps=total, steps_per_epoch=7)
+    schedule = derived.learning_rate
+    assert schedule.peak_value == config.sgd.learning_rate == rate
     assert config.sgd.weight_decay == 1e-4
-    assert rules.weight_decay == pytest.approx(1e-3)
-    assert rules.boundaries == tuple(7 * epoch for epoch in drops)
-    assert rules.warmup_steps == 7 * warmup
-    assert rules.update_interval == k
+    assert derived.weight_decay == pytest.approx(1e-3)
+    assert schedule.boundaries == tuple(7 * epoch for epoch in drops)
+    assert schedule.warmup_steps == 7 * warmup
+    assert derived.update_interval == k
     assert (config.adamw.learning_rate, config.adamw.weight_decay) == adamw
     assert config.adamw.schedule.kind == "cosine"
 

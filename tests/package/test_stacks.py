@@ -146,21 +146,3 @@ def test_more_equal_layers_make_no_more_kernels(monkeypatch):
         lambda plan, _: [at for leaf in plan.leaves for _, at in leaf.places],
     )
     assert distinct_kernels(23) + 20 < distinct_kernels(47)
-
-
-def test_resnet50_needs_few_stacks_and_no_padding():
-    shapes = pytest.importorskip("benchmarks.problems.shapes")
-    params = shapes.resnet(50)
-    plan = plan_tree(params, Tiling())
-    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    matrices = [leaf for leaf in plan.leaves if leaf.view]
-    vectors = [leaf for leaf in plan.leaves if not leaf.view]
-    assert total == 25_557_032
-    assert len(matrices) == 53 + 1
-    assert all(len(leaf.shape) == 1 for leaf in vectors)
-    in_matrices = sum(math.prod(leaf.shape) for leaf in matrices)
-    assert in_matrices == total - 2 * 26_560 - 1000
-    assert sum(map(math.prod, plan.stacks.values())) == in_matrices
-    assert len(plan.stacks) <= 16
-    assert max(max(shape[1:]) for shape in plan.stacks.values()) <= 256
-    assert len(plan_tree(params, Tiling(1000)).stacks) > len(plan.stacks)
