@@ -94,12 +94,6 @@ def widen(tree: PyTree) -> PyTree:
     return jax.tree.map(widen_leaf, tree)
 
 
-def common_dtype(tree: PyTree) -> Dtype:
-    """Returns the widest dtype of the leaves, float32 at least."""
-    dtypes = {canonical(leaf.dtype) for leaf in jax.tree.leaves(tree)}
-    return jnp.result_type(jnp.float32, *dtypes)
-
-
 def canonical(dtype: Dtype) -> Dtype:
     """Returns float32 for float64 unless jax has float64 enabled."""
     return jax.dtypes.canonicalize_dtype(dtype)
@@ -120,6 +114,8 @@ def keep_in_place(tree: PyTree) -> PyTree:
     """
 
     def write_first_entry(x: jax.Array) -> jax.Array:
+        if not x.size:  # a rule may keep nothing for a side
+            return x
         origin = (0,) * x.ndim
         first = jax.lax.dynamic_slice(x, origin, (1,) * x.ndim)
         return jax.lax.dynamic_update_slice(x, first, origin)

@@ -8,16 +8,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jorge_optax._execution import run_in_auto_axes
-from jorge_optax._numerics import (
-    apply_jointly,
-    column,
-    split_scale,
-    split_scales,
-    squared_norms,
-)
+from jorge_optax._numerics import split_scale, split_scales
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import PyTree, Stacks
@@ -155,21 +150,19 @@ def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
     if not directions:
         return {}
     split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
-    squares = [squared_norms(jnp.abs(unit)) for unit, _ in split]
+    squares = [jnp.sum(jnp.square(jnp.abs(unit)), (1, 2)) for unit, _ in split]
     number = len(directions)
-    ratios = zip(squares[number:], squares[:number], strict=True)
-    factors = apply_jointly(_ratio_of_norms, [*ratios])
+    # The numbers of all stacks at once, for the sake of fewer kernels.
+    length, norm = (jnp.concatenate(x) for x in (squares[number:], squares[:number]))
+    ratio = jnp.sqrt(length) / jnp.where(norm == 0, 1, jnp.sqrt(norm))
+    factors = jnp.split(ratio, np.cumsum([len(x) for x in squares[:number]])[:-1])
     # The power of two last: the product of both factors might not be finite.
     return {
-        key: unit * column(factor) * column(scale)
-        for key, (unit, _), (_, scale), (factor,) in zip(
+        key: unit * factor[:, None, None] * scale[:, None, None]
+        for key, (unit, _), (_, scale), factor in zip(
             directions, split[:number], split[number:], factors, strict=True
         )
     }
-
-
-def _ratio_of_norms(length: jax.Array, norm: jax.Array) -> tuple[jax.Array]:
-    return (jnp.sqrt(length) / jnp.where(norm == 0, 1, jnp.sqrt(norm)),)
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:

@@ -1,8 +1,7 @@
 """Guards of the paper's rule: range of the numbers, spread of the root, acceptance.
 
 All of them are inactive, bit for bit, wherever the plain formula of ``_algorithm.py``
-works. They take vectors with one entry for each matrix of a batch.
-``docs/deviations.md`` derives them.
+works. They take vectors with one entry a matrix. ``docs/deviations.md`` derives them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax import _algorithm
-from jorge_optax._numerics import column, fourth_root, identity_like
 
 # A direction that no gradient excites grows against the others at each refresh. Once
 # it is this much larger than those that are excited, it may not grow further: 2**10
@@ -40,21 +38,21 @@ def ratio_and_growth(
         jnp.isfinite(ratio),
         _algorithm.growth(ratio),
         # Out of the dtype's range: (1 + 1/|X|)^(1/4) = |X|^(-1/4), factor by factor.
-        fourth_root(step) / jnp.sqrt(both),
+        jnp.sqrt(jnp.sqrt(step)) / jnp.sqrt(both),
     )
     return step, growth
 
 
 def lift_and_acceptance(
     largest: jax.Array, factor: jax.Array, norm: jax.Array, trace: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array]:
     """Decides how far to lift a new root ``unit * factor``, and whether to accept it.
 
     Where ``|x|``, with a root of largest entry one, is below ``MAX_SPREAD^-4`` of the
     trace of the Gram matrix, the gradient excites only directions whose root is smaller
     by MAX_SPREAD than the largest. Then a multiple of the identity is added to the
-    root: it keeps those directions away from zero, and is negligible in the others. A
-    root that is not finite, or that comes from a zero gradient, is not accepted.
+    root: it keeps those directions off zero, and is negligible to the largest ones. A
+    root that would not be finite, or comes from a zero gradient, is not accepted.
 
     Args:
       largest: Largest entry of unit, in magnitude.
@@ -63,13 +61,8 @@ def lift_and_acceptance(
       trace: Trace of the Gram matrix of the scaled gradient.
 
     Returns:
-      The lift, the factor as it came, and whether to accept the root.
+      The multiple of the identity to add to unit, and whether to accept the root.
     """
     unseen = norm < MAX_SPREAD**-4 * trace
     lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
-    return lift, factor, jnp.isfinite(largest * factor) & (trace > 0)
-
-
-def lift(unit: jax.Array, by: jax.Array, factor: jax.Array) -> jax.Array:
-    """Returns ``(unit + by * I) * factor`` for each matrix."""
-    return (unit + column(by) * identity_like(unit)) * column(factor)
+    return lift, jnp.isfinite(largest * factor) & (trace > 0)

@@ -291,10 +291,9 @@ def _by_parameter(
     for leaf in plan.leaves:
         if leaf.view is None:
             continue
-        batch = matrices_shape(leaf.shape, leaf.view)[0]
         parts: dict[str, list[jax.Array]] = {}
-        for panel, (key, start) in zip(leaf.panels, leaf.places, strict=True):
-            own = slice(start, start + batch * panel.down * panel.across)
+        for size, (key, start) in zip(leaf.sizes, leaf.places, strict=True):
+            own = slice(start, start + size)
             for name, values in by_stack[key].items():
                 parts.setdefault(name, []).append(values[own])
         for name, values in parts.items():
@@ -331,10 +330,9 @@ def _matrix_text(leaf: LeafPlan) -> str:
 def _tiles_text(leaf: LeafPlan) -> str:
     if leaf.view is None:
         return "-"
-    batch = matrices_shape(leaf.shape, leaf.view)[0]
     return ", ".join(
-        f"{batch * panel.down * panel.across} of {panel.rows}x{panel.columns}"
-        for panel in leaf.panels
+        f"{size} of {panel.rows}x{panel.columns}"
+        for size, panel in zip(leaf.sizes, leaf.panels, strict=True)
     )
 
 

@@ -1,7 +1,5 @@
 """jorge: the whole optimizer."""
 
-from __future__ import annotations
-
 import functools
 
 import optax

@@ -27,12 +27,12 @@ from jorge_optax._types import Matmul, Precision
 Polynomial = tuple[float, ...]
 
 # Coefficients of 1, x, x^2, ..., by the order of the root: the best of their degrees
-# for eigenvalues from 1e-3 (square root) or 3e-5 (fourth root) to 1, from
-# python -m benchmarks.numerics.design.
+# for eigenvalues from 3e-5 to 1, from python -m benchmarks.numerics.design.
 POLYNOMIALS: dict[int, tuple[Polynomial, ...]] = {
     2: (
-        (7.18192, -63.87731, 206.39227, -261.51313, 112.81625),
-        (5.30532, -25.29241, 62.65818, -68.63244, 27.02137),
+        (7.53524, -72.97169, 242.03759, -310.6193, 135.01815),
+        (7.05193, -60.73338, 194.19122, -244.78354, 105.27378),
+        (4.67257, -18.86779, 42.44896, -43.76413, 16.5399),
     ),
     4: (
         (1.8336, -1.6979),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 
-from jorge_optax import _algorithm
 from jorge_optax._types import Dtype, Precision, PyTree, Scalar, Sides, Stacks
 
 Input = Literal["gradient", "momentum", "nesterov"]
@@ -39,6 +36,8 @@ class Rule(Protocol):
       preconditions: What the roots are applied to. ``"gradient"``: to the gradient, and
         the results are averaged by the momentum, as in the paper. ``"momentum"`` and
         ``"nesterov"``: to the momentum of the gradients, or to Nesterov's.
+      early_refreshes: Optional. The roots are refreshed at each of so many first steps,
+        whatever the interval.
 
     Examples:
       A rule that whitens each row by its own running mean square:
@@ -121,24 +120,3 @@ class Rule(Protocol):
           precision: Precision of matrix products.
         """
         ...
-
-
-def apply_roots(
-    kept: Preconditioner, matrices: Stacks, *, precision: Precision
-) -> Stacks:
-    """Multiplies each tile by its roots from both sides (line 11)."""
-    matmul = functools.partial(jnp.matmul, precision=precision)
-    apply = jax.vmap(functools.partial(_algorithm.precondition, matmul=matmul))
-    return {
-        key: apply(
-            kept.roots[key].left.astype(tiles.dtype),
-            tiles,
-            kept.roots[key].right.astype(tiles.dtype),
-        )
-        for key, tiles in matrices.items()
-    }
-
-
-def repeat(matrix: jax.Array, count: int) -> jax.Array:
-    """Returns ``count`` copies of a matrix, ``[count, m, m]``."""
-    return jnp.tile(matrix, (count, 1, 1))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jorge_optax import _algorithm, _guards, _thin_tiles
-from jorge_optax._checks import check_coefficients, check_input, is_zero
-from jorge_optax._numerics import (
-    MATRIX_AXES,
-    apply_jointly,
-    column,
-    split_scales,
-    squared_norms,
+from jorge_optax._checks import check_coefficients, check_input
+from jorge_optax._numerics import split_scales
+from jorge_optax._rule import Input, Preconditioner
+from jorge_optax._sides import (
+    Groups,
+    apply_roots,
+    damp,
+    join_sides,
+    map_batches,
+    split_sides,
+    start_roots,
 )
-from jorge_optax._rule import Input, Preconditioner, apply_roots, repeat
-from jorge_optax._sides import BatchBySide, damp, join_sides, split_sides
-from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Sides, Stacks
+from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +64,7 @@ class BinomialSeries:
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
         """Starts every root as ``eps^(-1/4) I`` (line 1)."""
-        roots = {
-            key: Sides(
-                repeat(_algorithm.initial_root(rows, eps, dtype), n),
-                repeat(_algorithm.initial_root(columns, eps, dtype), n),
-            )
-            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
-        }
-        return Preconditioner(roots, ())
+        return Preconditioner(start_roots(tiles, eps, dtype), ())
 
     def refresh(
         self,
@@ -83,43 +80,42 @@ class BinomialSeries:
         if self.preconditions == "momentum" and momenta is not None:
             source = momenta
         matmul = functools.partial(jnp.matmul, precision=precision)
-        thin_tiles = self._choose_thin(source, damping)
-        by_gram, thin = BatchBySide(), []
-        for side in split_sides(source, kept.roots):
-            root, gradient = side.of(kept.roots), side.gradient
-            tall = gradient.shape[1] > gradient.shape[2]
-            if tall and source[side.stack].shape[1:] in thin_tiles:
-                thin.append((side, (root, gradient, side.scale, side.trace)))
-                continue
-            gram = matmul(gradient, gradient.mT)
-            if not is_zero(damping):
-                gram = damp(gram, side.trace, damping)
-            by_gram.add(side, root, gram, side.scale, side.trace)
-        batches = [RootBatch(*arrays, thin=False) for arrays in by_gram.batches()]
-        alone = [RootBatch(*arrays, thin=True) for _, arrays in thin]
-        refreshed = refresh_batches([*batches, *alone], matmul, self.factors)
-        candidates = [*by_gram.split(refreshed[: len(batches)])]
-        candidates += zip((s for s, _ in thin), refreshed[len(batches) :], strict=True)
+        damps = isinstance(damping, jax.Array) or damping != 0
+        # Damping needs the Gram matrix, which thin tiles do without.
+        shapes = frozenset(tiles.shape for tiles in source.values())
+        thin_tiles = _thin_tiles.choose_thin(shapes, len(self.factors), damps)
+        sides = split_sides(source, kept.roots)
+        items, keys = [], []
+        for i, side in enumerate(sides):
+            length, width = side.gradient.shape[1:]
+            thin = length > width and source[side.stack].shape[1:] in thin_tiles
+            data = side.gradient if thin else matmul(side.gradient, side.gradient.mT)
+            if damps:
+                data = damp(data, side.trace, damping)
+            items.append((side.root, data, side.scale, side.trace))
+            keys.append((length, i if thin else None))  # a thin side is alone
+
+        def refresh(groups: Groups) -> list[tuple[jax.Array, jax.Array]]:
+            batches = [
+                RootBatch(*arrays, thin=alone is not None)
+                for (_, alone), arrays in groups.items()
+            ]
+            return refresh_batches(batches, matmul, self.factors)
+
+        refreshed = map_batches(refresh, items, keys)
         # Chosen for each stack and not for the batch, where the choice would read all
         # roots and so prevent XLA from writing each of them in place.
-        roots = join_sides(
-            (side, jnp.where(column(accepted), new, side.of(kept.roots)))
-            for side, (new, accepted) in candidates
-        )
-        return Preconditioner(roots, kept.statistics)
+        roots = [
+            jnp.where(accepted[:, None, None], new, side.root)
+            for side, (new, accepted) in zip(sides, refreshed, strict=True)
+        ]
+        return Preconditioner(join_sides(sides, roots), kept.statistics)
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
     ) -> Stacks:
         """Multiplies each tile by its roots (line 11)."""
-        return apply_roots(kept, matrices, precision=precision)
-
-    def _choose_thin(self, source: Stacks, damping: Scalar) -> frozenset:
-        """Chooses tiles to refresh without a Gram matrix; damping needs that matrix."""
-        if not is_zero(damping):
-            return frozenset()
-        shapes = frozenset(tiles.shape for tiles in source.values())
-        return _thin_tiles.choose_thin(shapes, len(self.factors))
+        return apply_roots(kept.roots, matrices, precision)
 
 
 class RootBatch(NamedTuple):
@@ -127,8 +123,8 @@ class RootBatch(NamedTuple):
 
     Attributes:
       root: ``[n, m, m]``.
-      data: Gram matrices ``[n, m, m]``, or gradients ``[n, m, columns]`` if thin, both
-        of gradients divided by scale.
+      data: Gram matrices ``[n, m, m]``, or gradients ``[n, m, columns]`` of thin tiles,
+        both of gradients divided by scale.
       scale: ``[n]``, powers of two.
       trace: ``[n]``, traces of the Gram matrices before damping.
       thin: Whether data are gradients.
@@ -140,34 +136,9 @@ class RootBatch(NamedTuple):
     trace: jax.Array
     thin: bool
 
-    def excite(self, root: jax.Array, matmul: Matmul) -> tuple[jax.Array, jax.Array]:
-        """Returns X of each root, and what :meth:`expand` needs."""
-        if self.thin:
-            excite = functools.partial(_thin_tiles.excitation, matmul=matmul)
-            return jax.vmap(excite)(root, self.data)
-        excite = functools.partial(_algorithm.excitation, matmul=matmul)
-        x = jax.vmap(excite)(root, self.data)
-        return x, x
-
-    def expand(
-        self,
-        root: jax.Array,
-        work: jax.Array,
-        ratio: jax.Array,
-        matmul: Matmul,
-        series: tuple[float, ...],
-    ) -> jax.Array:
-        """Returns the new roots but for the growth."""
-        options = {"matmul": matmul, "series": series}
-        if self.thin:
-            expand = functools.partial(_thin_tiles.expand, **options)
-            return jax.vmap(expand)(root, work, self.data, ratio)
-        expand = functools.partial(_algorithm.expand, **options)
-        return jax.vmap(expand)(root, work, ratio)
-
 
 def refresh_batches(
-    batches: list[RootBatch], matmul: Matmul, series: tuple[float, ...]
+    batches: Sequence[RootBatch], matmul: Matmul, series: tuple[float, ...]
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Runs the algorithm on each batch, and the guards on all batches at once.
 
@@ -181,28 +152,42 @@ def refresh_batches(
     """
     wide = [batch.root.astype(batch.data.dtype) for batch in batches]
     units, scales = zip(*split_scales(wide), strict=True)
-    excited = [b.excite(unit, matmul) for b, unit in zip(batches, units, strict=True)]
-    norms = [jnp.sqrt(squared_norms(x)) for x, _ in excited]
-    traces = [batch.trace for batch in batches]
-    steps = apply_jointly(
-        _guards.ratio_and_growth,
-        [*zip(norms, scales, (batch.scale for batch in batches), strict=True)],
+
+    # Lines 5 and 7.
+    x, work = [], []
+    for batch, unit in zip(batches, units, strict=True):
+        excitation = (_thin_tiles if batch.thin else _algorithm).excitation
+        excited = jax.vmap(functools.partial(excitation, matmul=matmul))
+        work.append(excited(unit, batch.data))
+        x.append(work[-1][0] if batch.thin else work[-1])
+    # What takes one number a matrix takes those of all batches at once: one call for
+    # each batch would compile and launch as many small kernels.
+    cuts = np.cumsum([len(unit) for unit in units])[:-1]
+    norm = jnp.concatenate([jnp.sqrt(jnp.sum(jnp.square(one), (1, 2))) for one in x])
+    root_scale = jnp.concatenate(scales)
+    scale = jnp.concatenate([batch.scale for batch in batches])
+    # Appendix A.1.
+    ratio, growth = _guards.ratio_and_growth(norm, root_scale, scale)
+    # Lines 6 and 8, but for the growth.
+    new = []
+    for batch, unit, done, own in zip(
+        batches, units, work, jnp.split(ratio, cuts), strict=True
+    ):
+        expand = (_thin_tiles if batch.thin else _algorithm).expand
+        expand = functools.partial(expand, matmul=matmul, series=series)
+        new.append(jax.vmap(expand)(unit, done, own))
+    largest = jnp.concatenate([jnp.max(jnp.abs(unit), (1, 2)) for unit in new])
+    trace = jnp.concatenate([batch.trace for batch in batches])
+    factor = growth * root_scale
+    lift, accepted = _guards.lift_and_acceptance(largest, factor, norm, trace)
+    numbers = zip(
+        *(jnp.split(each, cuts) for each in (lift, factor, accepted)), strict=True
     )
-    new = [
-        batch.expand(unit, work, ratio, matmul, series)
-        for batch, unit, (_, work), (ratio, _) in zip(
-            batches, units, excited, steps, strict=True
-        )
-    ]
-    largest = [jnp.max(jnp.abs(unit), MATRIX_AXES) for unit in new]
-    factors = [growth * s for (_, growth), s in zip(steps, scales, strict=True)]
-    guards = apply_jointly(
-        _guards.lift_and_acceptance,
-        [*zip(largest, factors, norms, traces, strict=True)],
-    )
-    return [
-        (_guards.lift(unit, by, factor).astype(batch.root.dtype), accepted)
-        for batch, unit, (by, factor, accepted) in zip(
-            batches, new, guards, strict=True
-        )
-    ]
+    refreshed = []
+    for batch, unit, (lift, factor, accepted) in zip(
+        batches, new, numbers, strict=True
+    ):
+        eye = jnp.eye(unit.shape[-1], dtype=unit.dtype)[None]
+        root = (unit + lift[:, None, None] * eye) * factor[:, None, None]
+        refreshed.append((root.astype(batch.root.dtype), accepted))
+    return refreshed

@@ -18,13 +18,11 @@ from jorge_optax._tiling import (
     MatrixView,
     Panel,
     Tiling,
-    as_matrices,
     cut_panels,
-    cut_tiles,
-    from_matrices,
-    join_tiles,
+    from_tiles,
     matrices_shape,
     normalise_view,
+    to_tiles,
 )
 from jorge_optax._types import PyTree, Shape, Stacks
 
@@ -38,6 +36,7 @@ class LeafPlan(NamedTuple):
       view: The parameter's matrix, or ``None`` for a parameter without roots.
       panels: The panels that the matrix is cut into.
       places: For each panel, key of its stack and index of its first tile there.
+      sizes: For each panel, its number of tiles.
     """
 
     path: str
@@ -45,6 +44,7 @@ class LeafPlan(NamedTuple):
     view: MatrixView | None
     panels: tuple[Panel, ...] = ()
     places: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 class Plan(NamedTuple):
@@ -98,13 +98,14 @@ def plan_stacks(leaves: tuple[tuple[str, Shape], ...], tiling: Tiling) -> Plan:
             continue
         batch, rows, columns = matrices_shape(shape, view)
         panels = cut_panels(rows, columns, tiling.max_dim)
+        sizes = tuple(batch * panel.down * panel.across for panel in panels)
         places = []
-        for panel in panels:
+        for panel, size in zip(panels, sizes, strict=True):
             key = f"{panel.rows}x{panel.columns}"
             shapes[key] = (panel.rows, panel.columns)
             places.append((key, counts.get(key, 0)))
-            counts[key] = places[-1][1] + batch * panel.down * panel.across
-        plans.append(LeafPlan(path, shape, view, panels, tuple(places)))
+            counts[key] = places[-1][1] + size
+        plans.append(LeafPlan(path, shape, view, panels, tuple(places), sizes))
     return Plan(tuple(plans), {key: (counts[key], *shapes[key]) for key in counts})
 
 
@@ -114,9 +115,9 @@ def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
     for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
         if leaf_plan.view is None:
             continue
-        matrices = as_matrices(leaf, leaf_plan.view)
-        for panel, (key, _) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
-            parts[key].append(cut_tiles(matrices, panel))
+        tiles = to_tiles(leaf, leaf_plan.view, leaf_plan.panels)
+        for own, (key, _) in zip(tiles, leaf_plan.places, strict=True):
+            parts[key].append(own)
     return {key: jnp.concatenate(tiles) for key, tiles in parts.items()}
 
 
@@ -130,16 +131,15 @@ def from_stacks(
         if leaf_plan.view is None:
             result.append(leaf)
             continue
-        batch = matrices_shape(leaf_plan.shape, leaf_plan.view)[0]
         tiles = []
-        for panel, (key, _) in zip(leaf_plan.panels, leaf_plan.places, strict=True):
-            start, size = next(starts), batch * panel.down * panel.across
+        for size, (key, _) in zip(leaf_plan.sizes, leaf_plan.places, strict=True):
+            start = next(starts)
             if size < len(stacks[key]):
                 tiles.append(jax.lax.dynamic_slice_in_dim(stacks[key], start, size))
             else:
                 tiles.append(stacks[key])
-        matrices = join_tiles(tiles, leaf_plan.panels)
-        result.append(from_matrices(matrices, leaf_plan.shape, leaf_plan.view))
+        shape, view, panels = leaf_plan.shape, leaf_plan.view, leaf_plan.panels
+        result.append(from_tiles(tiles, shape, view, panels))
     return result
 
 

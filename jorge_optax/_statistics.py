@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from jorge_optax._algorithm import initial_root
 from jorge_optax._checks import check_below_one, check_input, check_not_negative
-from jorge_optax._numerics import column
 from jorge_optax._polynomials import PolynomialRoot
-from jorge_optax._rule import Input, Preconditioner, apply_roots, repeat
-from jorge_optax._sides import BatchBySide, damp, join_sides, split_sides
+from jorge_optax._rule import Input, Preconditioner
+from jorge_optax._sides import (
+    Groups,
+    Side,
+    apply_roots,
+    damp,
+    join_sides,
+    map_batches,
+    split_sides,
+    start_roots,
+)
 from jorge_optax._types import Dtype, Precision, Scalar, Sides, Stacks
 
 InverseRoot = Callable[[jax.Array, Precision], jax.Array]
@@ -69,13 +76,7 @@ class TrackedStatistics:
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
         """Starts roots as the paper does, and statistics as zero."""
-        roots = {
-            key: Sides(
-                repeat(initial_root(rows, eps, dtype), n),
-                repeat(initial_root(columns, eps, dtype), n),
-            )
-            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
-        }
+        roots = start_roots(tiles, eps, dtype)
         return Preconditioner(roots, zero_statistics(tiles, dtype))
 
     def refresh(
@@ -94,34 +95,49 @@ class TrackedStatistics:
         source = gradients
         if self.preconditions == "momentum" and momenta is not None:
             source = momenta
-        tracked, by_side = [], BatchBySide()
-        for side in split_sides(source, kept.roots):
-            old = side.of(kept.statistics)
+        sides = split_sides(source, kept.roots)
+        statistics = []
+        for side in sides:
+            old = getattr(kept.statistics[side.stack], side.name)
             gram = jnp.matmul(side.gradient, side.gradient.mT, precision=precision)
             # A statistic is zero until the first gradient, and never after.
             first = jnp.trace(old, axis1=1, axis2=2) == 0
-            share = damping + jnp.where(first, self.start, 0)
-            gram = damp(gram, side.trace, share)
-            scale = column(jnp.clip(side.scale, SMALLEST, LARGEST))
+            gram = damp(gram, side.trace, damping + jnp.where(first, self.start, 0))
+            scale = jnp.clip(side.scale, SMALLEST, LARGEST)[:, None, None]
             new = self.beta2 * old + ((1 - self.beta2) * gram) * scale * scale
-            statistic = jnp.where(column(is_usable(side.trace)), new, old)
-            tracked.append((side, statistic))
-            by_side.add(side, statistic)
-        roots = [
-            jax.vmap(lambda statistic: self.inverse_root(statistic, precision))(batch)
-            for (batch,) in by_side.batches()
-        ]
-        chosen = (
-            (side, _choose(side.trace, side.of(kept.roots), root))
-            for side, root in by_side.split(roots)
-        )
-        return Preconditioner(join_sides(chosen), join_sides(tracked))
+            statistics.append(jnp.where(side.usable, new, old))
+        roots = take_roots(self.inverse_root, statistics, sides, precision)
+        return Preconditioner(roots, join_sides(sides, statistics))
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
     ) -> Stacks:
         """Multiplies each tile by its roots."""
-        return apply_roots(kept, matrices, precision=precision)
+        return apply_roots(kept.roots, matrices, precision)
+
+
+def take_roots(
+    inverse_root: InverseRoot,
+    statistics: Sequence[jax.Array],
+    sides: Sequence[Side],
+    precision: Precision,
+) -> dict[str, Sides]:
+    """Takes the inverse roots of the statistics of all sides, in joined batches.
+
+    A tile whose gradient is zero or not finite keeps its roots.
+    """
+
+    def take(groups: Groups) -> list[jax.Array]:
+        root = jax.vmap(lambda statistic: inverse_root(statistic, precision))
+        return [root(statistic) for (statistic,) in groups.values()]
+
+    items = [(statistic,) for statistic in statistics]
+    roots = map_batches(take, items, [s.shape[-1] for s in statistics])
+    chosen = [
+        jnp.where(side.usable, root.astype(side.root.dtype), side.root)
+        for side, root in zip(sides, roots, strict=True)
+    ]
+    return join_sides(sides, chosen)
 
 
 def zero_statistics(
@@ -135,11 +151,6 @@ def zero_statistics(
     }
 
 
-def is_usable(trace: jax.Array) -> jax.Array:
-    """Returns whether a gradient is finite and not zero, from its squared norm."""
-    return jnp.isfinite(trace) & (trace > 0)
-
-
 def check_inverse_root(rule: str, inverse_root: InverseRoot) -> None:
     """Raises unless an inverse root can be called."""
     if not callable(inverse_root):
@@ -147,7 +158,3 @@ def check_inverse_root(rule: str, inverse_root: InverseRoot) -> None:
             f"{rule}.inverse_root must be a function of a matrix and a precision, such "
             f"as PolynomialRoot(), got {inverse_root!r}."
         )
-
-
-def _choose(trace: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    return jnp.where(column(is_usable(trace)), new.astype(old.dtype), old)

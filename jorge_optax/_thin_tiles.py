@@ -22,29 +22,29 @@ WORTH_ITS_OWN_ORDER = 0.01
 
 def excitation(
     root: jax.Array, gradient: jax.Array, matmul: Matmul
-) -> tuple[jax.Array, jax.Array]:
-    """Returns ``X = root^4 G G^T`` and ``root^4 G``, without the Gram matrix."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns ``X = root^4 G G^T``, and its factors ``root^4 G`` and G."""
     b = gradient
     for _ in range(4):
         b = matmul(root, b)
     # X is formed only for its norm, since tr(B^T B G^T G), which would cost less,
     # loses twice the digits.
-    return matmul(b, gradient.mT), b
+    return matmul(b, gradient.mT), b, gradient
 
 
 def expand(
     root: jax.Array,
-    b: jax.Array,
-    gradient: jax.Array,
+    factored: tuple[jax.Array, jax.Array, jax.Array],
     ratio: jax.Array,
     matmul: Matmul,
     series: tuple[float, ...],
 ) -> jax.Array:
-    """Does what ``_algorithm.expand`` does, with X as ``b G^T``.
+    """Does what ``_algorithm.expand`` does, for X as ``b G^T``.
 
     Since ``X q(X) = b q(w) G^T``, the powers are taken of the n x n matrix
     ``w = G^T b``.
     """
+    _, b, gradient = factored
     powers = [factor * ratio**k for k, factor in enumerate(series, start=1)]
     product = matmul(root, b)
     if powers[1:]:
@@ -68,17 +68,20 @@ def thin_multiplications(m: int, n: int, terms: int = 2) -> int:
 
 @functools.lru_cache(maxsize=256)
 def choose_thin(
-    shapes: frozenset[tuple[int, int, int]], terms: int
+    shapes: frozenset[tuple[int, int, int]], terms: int, damps: bool = False
 ) -> frozenset[tuple[int, int]]:
     """Chooses the tile shapes whose long side is refreshed without a Gram matrix.
 
     Args:
       shapes: Number, rows and columns of the tiles of each stack.
       terms: Number of terms of the series.
+      damps: Whether there is damping, which needs the Gram matrix: then none is chosen.
 
     Returns:
       Rows and columns of the chosen tiles.
     """
+    if damps:
+        return frozenset()
     total = 0
     saved = {}
     for n, rows, columns in shapes:

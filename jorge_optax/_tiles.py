@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._execution import common_dtype
 from jorge_optax._stacks import Plan, from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import Dtype, PyTree, Shape
@@ -62,7 +61,7 @@ def on_tiles(
 
     def init_fn(params):
         plan = plan_tree(params, tiling)
-        tiles_state = init_tiles(plan, common_dtype(params))
+        tiles_state = init_tiles(plan, _common_dtype(params))
         if others is None:
             return tiles_state
         return TiledState(tiles_state, others.init(split(params, plan)))
@@ -72,7 +71,7 @@ def on_tiles(
         plan = plan_tree(updates, tiling)
         leaves, treedef = jax.tree.flatten(updates)
         tiles_state = state if others is None else state.tiles
-        expected = jax.eval_shape(lambda: init_tiles(plan, common_dtype(updates)))
+        expected = jax.eval_shape(lambda: init_tiles(plan, _common_dtype(updates)))
         _check_state(plan, expected, tiles_state)
 
         stacks: PyTree = {}
@@ -92,6 +91,12 @@ def on_tiles(
         return merged, TiledState(tiles_state, others_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _common_dtype(tree: PyTree) -> Dtype:
+    """Returns the widest dtype of the leaves, float32 at least."""
+    dtypes = (jax.dtypes.canonicalize_dtype(x.dtype) for x in jax.tree.leaves(tree))
+    return jnp.result_type(jnp.float32, *dtypes)
 
 
 def _check_state(plan: Plan, expected: PyTree, state: PyTree) -> None:

@@ -222,6 +222,21 @@ def cut_tiles(matrices: jax.Array, panel: Panel) -> jax.Array:
     return grid.transpose(0, 1, 3, 2, 4).reshape(-1, panel.rows, panel.columns)
 
 
+def to_tiles(
+    leaf: jax.Array, view: MatrixView, panels: tuple[Panel, ...]
+) -> list[jax.Array]:
+    """Cuts a parameter into the tiles ``[n, r, c]`` of each panel."""
+    matrices = as_matrices(leaf, view)
+    return [cut_tiles(matrices, panel) for panel in panels]
+
+
+def from_tiles(
+    tiles: list[jax.Array], shape: Shape, view: MatrixView, panels: tuple[Panel, ...]
+) -> jax.Array:
+    """Puts the tiles of all panels back into a parameter of this shape."""
+    return from_matrices(join_tiles(tiles, panels), shape, view)
+
+
 def join_tiles(tiles: list[jax.Array], panels: tuple[Panel, ...]) -> jax.Array:
     """Puts the tiles of all panels of the matrices back together.
 

@@ -17,7 +17,6 @@ from jorge_optax._checks import (
     check_not_negative,
     check_number,
     check_positive,
-    is_zero,
 )
 from jorge_optax._execution import execute_in_float32, keep_in_place
 from jorge_optax._grafting import rescale_stacks
@@ -63,7 +62,7 @@ class JorgeState(NamedTuple):
 def scale_by_jorge(
     *,
     rule: Rule | None = None,
-    momentum: Scalar = 0.0,
+    momentum: Scalar | None = None,
     eps: Scalar = 1e-6,
     update_interval: ScalarOrSchedule = 10,
     damping: Scalar = 0.0,
@@ -80,8 +79,8 @@ def scale_by_jorge(
 
     Args:
       rule: As in :func:`jorge_optax.jorge`.
-      momentum: Decay rate of the momentum; 0 keeps none. Whether gradients are averaged
-        before or after they are preconditioned is up to the rule.
+      momentum: Decay rate of the momentum; ``None`` keeps none. Whether gradients are
+        averaged before or after they are preconditioned is up to the rule.
       eps: As in :func:`jorge_optax.jorge`.
       update_interval: As in :func:`jorge_optax.jorge`.
       damping: As in :func:`jorge_optax.jorge`.
@@ -104,9 +103,13 @@ def scale_by_jorge(
       >>> {key: roots.left.shape for key, roots in state[0].roots.items()}
       {'3x2': (1, 3, 3)}
     """
+    # None and not 0 keeps none: optax.inject_hyperparams makes arrays of numbers.
+    keeps_momentum = momentum is not None
+    momentum = 0.0 if momentum is None else momentum
     tiles = precondition_stacks(
         rule=rule,
         momentum=momentum,
+        keeps_momentum=keeps_momentum,
         eps=eps,
         update_interval=update_interval,
         damping=damping,
@@ -115,7 +118,7 @@ def scale_by_jorge(
         precision=precision,
     )
     others = None
-    if not is_zero(momentum):
+    if keeps_momentum:
         others = average_leaves(rule, momentum, accumulator_dtype)
     return execute_in_float32(on_tiles(tiles, others, tiling=tiling))
 
@@ -131,12 +134,13 @@ def precondition_stacks(
     accumulator_dtype: str | None,
     precision: Precision,
     length: Length | None = None,
+    keeps_momentum: bool = True,
 ) -> optax.GradientTransformation:
     """Returns the transformation of stacks of tiles ``{"RxC": [n, R, C]}``."""
     _validate(momentum, eps, update_interval, damping)
     chosen = _checked(rule)
     averages_first = chosen.preconditions != "gradient"
-    keeps_momentum = not is_zero(momentum) or length is not None
+    early_refreshes = getattr(chosen, "early_refreshes", 0)
     dtype = canonical_dtype("root_dtype", root_dtype)
     momentum_dtype = canonical_accumulator(accumulator_dtype)
     precision = canonical_precision(precision)
@@ -178,7 +182,7 @@ def precondition_stacks(
                 inputs = _add(gradients, momentum, momenta)
 
         # Lines 5 to 8.
-        due = _refresh_is_due(state.count, update_interval)
+        due = _refresh_is_due(state.count, update_interval, early_refreshes)
         kept = Preconditioner(state.roots, state.statistics)
         kept = jax.lax.cond(due, refresh, keep, kept, gradients, averaged)
         # Line 11.
@@ -250,17 +254,25 @@ def _zeros(tiles: PyTree, dtype: Dtype | None) -> PyTree:
     return jax.tree.map(lambda tile: jnp.zeros(tile.shape, dtype or tile.dtype), tiles)
 
 
-def _refresh_is_due(count: jax.Array, update_interval: ScalarOrSchedule) -> jax.Array:
+def _refresh_is_due(
+    count: jax.Array, update_interval: ScalarOrSchedule, early_refreshes: int
+) -> jax.Array:
     interval = update_interval(count) if callable(update_interval) else update_interval
     # Schedules return floats, in which a large count would lose its last digits.
     interval = jnp.round(jnp.asarray(interval)).astype(jnp.int32)
-    return count % jnp.maximum(interval, 1) == 0
+    due = count % jnp.maximum(interval, 1) == 0
+    return due | (count < early_refreshes) if early_refreshes else due
 
 
 def _checked(rule: Rule | None) -> Rule:
     if rule is None:
         return BinomialSeries()
-    if isinstance(rule, type) or not isinstance(rule, Rule):
+    inputs = ("gradient", "momentum", "nesterov")
+    if (
+        isinstance(rule, type)
+        or not isinstance(rule, Rule)
+        or rule.preconditions not in inputs
+    ):
         raise TypeError(
             "rule must be BinomialSeries(), which is the paper's rule, "
             "TrackedStatistics(), another object with the members of jorge_optax.Rule, "

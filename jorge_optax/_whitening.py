@@ -10,19 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax._checks import check_below_one, check_not_negative
-from jorge_optax._numerics import column, split_scales, squared_norms
 from jorge_optax._polynomials import PolynomialRoot
-from jorge_optax._rule import Preconditioner, apply_roots, repeat
-from jorge_optax._sides import BatchBySide, Side, damp, join_sides
+from jorge_optax._rule import Preconditioner
+from jorge_optax._sides import Side, apply_roots, damp, join_sides, split_sides
 from jorge_optax._statistics import (
-    LARGEST,
-    SMALLEST,
     InverseRoot,
     check_inverse_root,
-    is_usable,
+    take_roots,
     zero_statistics,
 )
-from jorge_optax._types import Dtype, Precision, Scalar, Sides, Stacks
+from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Sides, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +28,20 @@ class Whitening:
 
     .. math::
 
-      L &\leftarrow \beta_2 L + (1 - \beta_2) \tfrac{1}{n} (G B)(G B)^\top, \qquad
-      R \leftarrow \beta_2 R + (1 - \beta_2) \tfrac{1}{m} (A G)^\top (A G) \\
+      L &\leftarrow \beta_2 L + (1 - \beta_2) \tfrac{1}{n} (\hat G B)(\hat G B)^\top,
+      \qquad
+      R \leftarrow \beta_2 R + (1 - \beta_2) \tfrac{1}{m} (A \hat G)^\top (A \hat G) \\
       A &\approx L^{-1/2}, \qquad B \approx R^{-1/2}, \qquad
       D = A\,(\beta_1 M + (1 - \beta_1) G)\,B
 
-    for an m x n gradient :math:`G` and its momentum :math:`M`. If the gradient's
-    covariance is the Kronecker product :math:`R \otimes L`, then :math:`A G B` has the
-    identity for its covariance. Each statistic is taken of the gradient that the other
-    side has whitened already: this is the fixed point of the Kronecker product that is
-    closest to the covariance in Kullback-Leibler divergence.
+    for an m x n gradient :math:`G`, :math:`\hat G` the same divided by its root mean
+    square, and the momentum :math:`M`. If the covariance of the gradients is the
+    Kronecker product :math:`R \otimes L`, then that of :math:`A \hat G B` is the
+    identity. Each statistic is taken of the gradient that the other side has whitened
+    already: this is the fixed point of the Kronecker product that is closest to the
+    covariance in Kullback-Leibler divergence.
 
-    Statistics and roots take twice the memory of the roots alone, and one momentum
+    Statistics and roots take twice the memory of the roots alone. One momentum
     suffices, also for SGD's and for Adam's length.
 
     Attributes:
@@ -50,6 +49,8 @@ class Whitening:
         ``update_interval / (1 - beta2)`` steps.
       start: Size of the identity that is added to the first Gram matrices, relative to
         the mean of their diagonals. It damps directions that have received no gradient.
+      early_refreshes: The roots are refreshed at each of so many first steps, when
+        gradients change fastest, whatever the interval.
       inverse_root: Function of a symmetric matrix ``[m, m]`` and a precision that
         returns its (approximate) inverse square root.
 
@@ -60,6 +61,7 @@ class Whitening:
 
     beta2: float = 0.9
     start: float = 0.3
+    early_refreshes: int = 20
     inverse_root: InverseRoot = PolynomialRoot(order=2)
 
     def __post_init__(self) -> None:
@@ -78,13 +80,10 @@ class Whitening:
     ) -> Preconditioner:
         """Starts roots as identities and statistics as zero; ``eps`` is not used."""
         del eps
-        roots = {
-            key: Sides(
-                repeat(jnp.eye(rows, dtype=dtype), n),
-                repeat(jnp.eye(columns, dtype=dtype), n),
-            )
-            for key, (n, rows, columns) in ((k, t.shape) for k, t in tiles.items())
-        }
+        roots = {}
+        for key, (n, rows, columns) in ((k, tile.shape) for k, tile in tiles.items()):
+            left, right = (jnp.eye(m, dtype=dtype) for m in (rows, columns))
+            roots[key] = Sides(jnp.tile(left, (n, 1, 1)), jnp.tile(right, (n, 1, 1)))
         return Preconditioner(roots, zero_statistics(tiles, dtype))
 
     def refresh(
@@ -102,109 +101,51 @@ class Whitening:
         """
         del momenta
         matmul = functools.partial(jnp.matmul, precision=precision)
-        tracked, usable, by_side = {}, {}, BatchBySide()
-        for key, (left, right) in whiten_sides(kept, gradients, matmul).items():
-            usable[key] = column(is_usable(left.trace))
-            old = kept.statistics[key]
-            first = jnp.trace(old.left, axis1=1, axis2=2) == 0
-            new = balance(
-                *(
-                    self._track(side, old, first, damping, matmul)
-                    for side, old in ((left, old.left), (right, old.right))
-                )
-            )
-            tracked[key] = jax.tree.map(
-                lambda new, old, use=usable[key]: jnp.where(use, new, old), new, old
-            )
-            by_side.add(left, tracked[key].left)
-            by_side.add(right, tracked[key].right)
-        roots = [
-            jax.vmap(lambda statistic: self.inverse_root(statistic, precision))(batch)
-            for (batch,) in by_side.batches()
+        sides = split_sides(gradients, kept.roots)
+        old = [getattr(kept.statistics[side.stack], side.name) for side in sides]
+        moved = [
+            self._move(side, sides[i ^ 1].root, old[i], damping, matmul)
+            for i, side in enumerate(sides)
         ]
-        chosen = (
-            (side, jnp.where(usable[side.stack], root.astype(old.dtype), old))
-            for side, root in by_side.split(roots)
-            for old in (side.of(kept.roots),)
-        )
-        return Preconditioner(join_sides(chosen), tracked)
+        statistics = []
+        for i in range(0, len(sides), 2):
+            for j, new in enumerate(balance(*moved[i : i + 2]), start=i):
+                statistics.append(jnp.where(sides[j].usable, new, old[j]))
+        roots = take_roots(self.inverse_root, statistics, sides, precision)
+        return Preconditioner(roots, join_sides(sides, statistics))
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
     ) -> Stacks:
         """Multiplies each tile by its roots."""
-        return apply_roots(kept, matrices, precision=precision)
+        return apply_roots(kept.roots, matrices, precision)
 
-    def _track(
+    def _move(
         self,
         side: Side,
+        other_root: jax.Array,
         old: jax.Array,
-        first: jax.Array,
         damping: Scalar,
-        matmul,
+        matmul: Matmul,
     ) -> jax.Array:
         """Moves the statistic of one side; the first gradient sets it."""
-        gram = matmul(side.gradient, side.gradient.mT)
-        trace = squared_norms(side.gradient)
+        # Roots are symmetric: of the right side, G^T A is the transpose of A G.
+        whitened = matmul(side.gradient, other_root.astype(side.gradient.dtype))
+        gram = matmul(whitened, whitened.mT)
+        trace = jnp.sum(jnp.square(whitened), (1, 2))
+        # A statistic is zero until the first gradient, and never after.
+        first = jnp.trace(old, axis1=1, axis2=2) == 0
         gram = damp(gram, trace, damping + jnp.where(first, self.start, 0))
-        scale = column(jnp.clip(side.scale, SMALLEST, LARGEST))
-        weight = column(jnp.where(first, 0, self.beta2).astype(old.dtype))
-        share = (1 - weight) / side.gradient.shape[-1]
-        return weight * old + share * gram * scale * scale
+        weight = jnp.where(first, 0, self.beta2).astype(old.dtype)
+        # Of a gradient of root mean square one: trace is m n times its mean square.
+        mean_square = jnp.where(side.trace > 0, side.trace, 1) / side.gradient.shape[1]
+        share = (1 - weight) / mean_square
+        return weight[:, None, None] * old + share[:, None, None] * gram
 
 
-def whiten_sides(
-    kept: Preconditioner, gradients: Stacks, matmul
-) -> dict[str, tuple[Side, Side]]:
-    """Whitens each gradient by the old root of the other side.
-
-    Before the first refresh of a tile, the root of the other side counts as
-    ``I / sqrt(rms(G))``, for which both statistics get the same scale.
-
-    Returns:
-      By stack, its left side with ``G B`` and its right side with ``(A G)^T``, both
-      divided by their scales; their traces are those of the scaled G.
-    """
-    wide = [
-        gradient.astype(kept.statistics[key].left.dtype)
-        for key, gradient in gradients.items()
-    ]
-    units = dict(zip(gradients, split_scales(wide), strict=True))
-    sides = [
-        side.astype(g.dtype)
-        for g, r in zip(wide, kept.roots.values(), strict=True)
-        for side in r
-    ]
-    roots = iter(split_scales(sides))
-    whitened = {}
-    for key, (unit, scale) in units.items():
-        (left, left_scale), (right, right_scale) = next(roots), next(roots)
-        trace = squared_norms(unit)
-        first = jnp.trace(kept.statistics[key].left, axis1=1, axis2=2) == 0
-        rms = jnp.sqrt(trace / (unit.shape[1] * unit.shape[2]))
-        start = jax.lax.rsqrt(jnp.where(rms > 0, rms, 1) * scale)
-        whitened[key] = (
-            Side(
-                key,
-                "left",
-                matmul(unit, right),
-                jnp.where(first, start, right_scale) * scale,
-                trace,
-            ),
-            Side(
-                key,
-                "right",
-                matmul(left, unit).mT,
-                jnp.where(first, start, left_scale) * scale,
-                trace,
-            ),
-        )
-    return whitened
-
-
-def balance(left: jax.Array, right: jax.Array) -> Sides:
+def balance(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Gives both statistics the same mean eigenvalue: only the product is fixed."""
     means = [jnp.trace(x, axis1=1, axis2=2) / x.shape[-1] for x in (left, right)]
     safe = [jnp.where(mean > 0, mean, 1) for mean in means]
-    factor = column(jnp.sqrt(safe[1]) / jnp.sqrt(safe[0]))
-    return Sides(left * factor, right / factor)
+    factor = (jnp.sqrt(safe[1]) / jnp.sqrt(safe[0]))[:, None, None]
+    return left * factor, right / factor

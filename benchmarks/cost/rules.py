@@ -1,21 +1,22 @@
-"""Counts the operations and bytes of the composite rule and of the paper's.
+"""Counts the operations and bytes of each rule.
 
-Question: how many operations of matrix products does a step take on average with either
+Question: how many operations of matrix products does a step take on average with each
 rule, and how large is the state?
 Method: the update is traced for the parameters of four models at the default tile size,
 and the operations of all its matrix products are counted, separately for a refresh; the
 state is what init would allocate.
-Answer: docs/composite.md, from benchmarks/results/rule_cost.json.
+Answer: docs/composite.md and docs/whitening.md, from benchmarks/results/rule_cost.json.
 
     python -m benchmarks.cost.rules
 """
 
 import jax
+import optax
 
-from benchmarks.cost.counts import matmul_flops
+from benchmarks.cost.counts import matmul_flops, tree_bytes
 from benchmarks.harness import results
 from benchmarks.problems import shapes
-from jorge_optax import BinomialSeries, TrackedStatistics, jorge, state_size
+from jorge_optax import BinomialSeries, TrackedStatistics, Whitening, jorge, state_size
 
 INTERVALS = (1, 2, 4, 10, 50)
 
@@ -28,6 +29,15 @@ def cost(params, rule) -> dict:
     return {**flops._asdict(), "state_bytes": state_size(params, rule=rule)}
 
 
+def ratios(rule: dict, series: dict) -> dict[str, float]:
+    """Returns the operations of a step over the paper's rule's, by interval."""
+    return {
+        str(k): (rule["plain"] + rule["refresh"] / k)
+        / (series["plain"] + series["refresh"] / k)
+        for k in INTERVALS
+    }
+
+
 def main() -> None:
     """Counts everything and writes the JSON."""
     rows = []
@@ -35,15 +45,20 @@ def main() -> None:
         params = make()
         series = cost(params, BinomialSeries())
         composite = cost(params, TrackedStatistics())
-        ratios = {
-            str(k): (composite["plain"] + composite["refresh"] / k)
-            / (series["plain"] + series["refresh"] / k)
-            for k in INTERVALS
-        }
+        whitening = cost(params, Whitening())
+        adamw = tree_bytes(jax.eval_shape(optax.adamw(1.0).init, params))
         rows.append(
-            {"model": name, "series": series, "composite": composite, "ratios": ratios}
+            {
+                "model": name,
+                "series": series,
+                "composite": composite,
+                "whitening": whitening,
+                "ratios": ratios(composite, series),
+                "whitening_ratios": ratios(whitening, series),
+                "adamw_bytes": adamw,
+            }
         )
-        print(name, {k: round(v, 3) for k, v in ratios.items()})
+        print(name, rows[-1]["ratios"], rows[-1]["whitening_ratios"])
     results.write("rule_cost", rows)
 
 

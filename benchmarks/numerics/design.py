@@ -1,14 +1,14 @@
-"""Which polynomials make the best inverse fourth root of a given number of products?
+"""Finds the best polynomials for an inverse root of a given number of products.
 
-Question: a composition of polynomials p_0, p_1, ... is to approximate x^(-1/4) for x
-from l to 1. Which ones have the least relative error?
-Method: with y = x^(1/4), one stage turns y into y p(y^4), a combination of y, y^5,
-y^9, ..., which should be 1. A Remez exchange finds the combination whose largest
-distance t from 1 on [lo, 1] is least. Each stage but the last is divided by 1 + t, so
-that it maps [lo, 1] into [(1 - t) / (1 + t), 1], where the next one takes over. The
-error of the whole is the t of the last stage.
-Answer: the table and the coefficients that this prints; the package's
-``jorge_optax._polynomials.POLYNOMIALS`` are those of l = 3e-5 with degrees (1, 4, 4).
+Question: a composition of polynomials p_0, p_1, ... is to approximate x^(-1/order) for
+x from l to 1. Which ones have the least relative error?
+Method: with y = x^(1/order), one stage turns y into y p(y^order), a combination of
+y, y^(1 + order), y^(1 + 2 order), ..., which should be 1. A Remez exchange finds the
+combination whose largest distance t from 1 on [lo, 1] is least. Each stage but the last
+is divided by 1 + t, so that it maps [lo, 1] into [(1 - t) / (1 + t), 1], where the next
+one takes over. The error of the whole is the t of the last stage.
+Answer: the tables and the coefficients that this prints. The package's
+``jorge_optax._polynomials.POLYNOMIALS`` are those of ``CHOSEN``.
 
     python -m benchmarks.numerics.design
 """
@@ -19,15 +19,26 @@ from jorge_optax._polynomials import POLYNOMIALS, Polynomial, count_products
 
 GRID = 200_000
 EIGENVALUES = (1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
-DEGREES = ((2,), (4,), (2, 2), (3, 3), (4, 4), (2, 2, 2), (1, 4, 4), (4, 4, 4))
+CHOSEN = {2: (3e-5, (4, 4, 4)), 4: (3e-5, (1, 4, 4))}  # the package's
+DEGREES = (
+    (2,),
+    (4,),
+    (2, 2),
+    (3, 3),
+    (4, 4),
+    (2, 2, 2),
+    (1, 4, 4),
+    (2, 4, 4),
+    (4, 4, 4),
+)
 
 
-def best_stage(lo: float, degree: int) -> tuple[np.ndarray, float]:
-    """Coefficients of the best p on y in [lo, 1], and its ``max |1 - y p(y^4)|``."""
+def best_stage(lo: float, degree: int, order: int = 4) -> tuple[np.ndarray, float]:
+    """Returns the best p for y in [lo, 1], and its ``max |1 - y p(y^order)|``."""
     if not 0 < lo < 1 - 1e-6:
         raise ValueError(f"lo must lie in (0, 1 - 1e-6), got {lo}: nothing is left.")
     y = np.geomspace(lo, 1, GRID)
-    return _remez(y[:, None] ** (1 + 4 * np.arange(degree + 1)), np.ones(GRID))
+    return _remez(y[:, None] ** (1 + order * np.arange(degree + 1)), np.ones(GRID))
 
 
 def best_series(terms: int) -> tuple[np.ndarray, float]:
@@ -41,7 +52,9 @@ def best_series(terms: int) -> tuple[np.ndarray, float]:
     return _remez(fourth_root[:, None] * powers, 1 - fourth_root)
 
 
-def design(smallest: float, degrees: tuple[int, ...]) -> tuple[tuple, float]:
+def design(
+    smallest: float, degrees: tuple[int, ...], order: int = 4
+) -> tuple[tuple, float]:
     """The best stages one after the other.
 
     Args:
@@ -52,11 +65,11 @@ def design(smallest: float, degrees: tuple[int, ...]) -> tuple[tuple, float]:
       The polynomials, each a tuple of coefficients of 1, x, x^2, ..., and the largest
       relative error of their composition on [smallest, 1].
     """
-    lo = smallest**0.25
+    lo = smallest ** (1 / order)
     polynomials = []
     error = 0.0
     for stage, degree in enumerate(degrees):
-        coefficients, error = best_stage(lo, degree)
+        coefficients, error = best_stage(lo, degree, order)
         if stage + 1 < len(degrees):
             coefficients = coefficients / (1 + error)
             lo = (1 - error) / (1 + error)
@@ -64,19 +77,25 @@ def design(smallest: float, degrees: tuple[int, ...]) -> tuple[tuple, float]:
     return tuple(polynomials), error
 
 
-def composite_scalar(x: np.ndarray, polynomials: tuple[Polynomial, ...]) -> np.ndarray:
-    """What the polynomials make of numbers x: about ``x^(-1/4)``."""
+def composite_scalar(
+    x: np.ndarray, polynomials: tuple[Polynomial, ...], order: int = 4
+) -> np.ndarray:
+    """What the polynomials make of numbers x: about ``x^(-1/order)``."""
     root = np.ones_like(x)
     for polynomial in polynomials:
         factor = np.polynomial.polynomial.polyval(x, polynomial)
-        root, x = root * factor, x * factor**4
+        root, x = root * factor, x * factor**order
     return root
 
 
-def largest_error(smallest: float, polynomials: tuple[Polynomial, ...]) -> float:
+def largest_error(
+    smallest: float, polynomials: tuple[Polynomial, ...], order: int = 4
+) -> float:
     """The largest relative error on [smallest, 1], by brute force."""
     x = np.geomspace(smallest, 1, 1_000_003)
-    return float(np.max(np.abs(1 - x**0.25 * composite_scalar(x, polynomials))))
+    return float(
+        np.max(np.abs(1 - x ** (1 / order) * composite_scalar(x, polynomials, order)))
+    )
 
 
 def _remez(basis: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
@@ -114,25 +133,22 @@ def _alternating_peaks(error: np.ndarray, count: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Prints the table, and the package's coefficients beside those found here."""
-    print(
-        f"{'smallest':>8}  {'degrees':<10} {'products':>8} {'error':>10} {'grid':>10}"
-    )
-    for smallest in EIGENVALUES:
+    """Prints the tables, and the package's coefficients beside those found here."""
+    for order in (4, 2):
+        print(f"order {order}: largest error by smallest eigenvalue")
+        print(f"{'degrees':<12} products", *(f"{x:>8.0e}" for x in EIGENVALUES))
         for degrees in DEGREES:
-            polynomials, error = design(smallest, degrees)
-            found = largest_error(smallest, polynomials)
-            products = count_products(polynomials)
+            found = [design(x, degrees, order) for x in EIGENVALUES]
+            products = count_products(found[0][0], order)
             names = ", ".join(map(str, degrees))
-            print(
-                f"{smallest:8.0e}  {names:<10} {products:>8} {error:>10.3g} "
-                f"{found:>10.3g}"
-            )
-    polynomials, error = design(3e-5, (1, 4, 4))
-    print(f"\nl = 3e-5, degrees (1, 4, 4), error {error:.3f}:")
-    for found, package in zip(polynomials, POLYNOMIALS, strict=True):
-        print("  found  ", *(f"{c:.5f}" for c in found))
-        print("  package", *(f"{c:.5f}" for c in package))
+            errors = (f"{error:8.3g}" for _, error in found)
+            print(f"{names:<12} {products:>8}", *errors)
+    for order, (smallest, degrees) in CHOSEN.items():
+        polynomials, error = design(smallest, degrees, order)
+        print(f"\norder {order}, l = {smallest:g}, degrees {degrees}: {error:.3f}")
+        for found, package in zip(polynomials, POLYNOMIALS[order], strict=True):
+            print("  found  ", *(f"{c:.5f}" for c in found))
+            print("  package", *(f"{c:.5f}" for c in package))
 
 
 if __name__ == "__main__":

@@ -243,5 +243,5 @@ def rules() -> list[Rule]:
 
 def staged(name: str, smallest: float, degrees: tuple[int, ...]) -> Packaged:
     """The composite rule with the best polynomials of these degrees."""
-    root = PolynomialRoot(design(smallest, degrees)[0])
+    root = PolynomialRoot(polynomials=design(smallest, degrees)[0])
     return Packaged(name, TrackedStatistics(inverse_root=root))

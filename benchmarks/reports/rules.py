@@ -321,3 +321,46 @@ def _number(value: Any, digits: int = 3) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "not finite"
     return f"{value:.{digits}f}"
+
+
+def ablation() -> Table:
+    """Rows: variants of the whitening rule; columns: problems."""
+    rows = results.read("ablation")["rows"]
+    problems = {
+        "mlp": ("MLP, accuracy", 4),
+        "resnet": ("ResNet, accuracy", 3),
+        "lm": ("transformer, loss", 3),
+    }
+    table = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        cells = []
+        for problem, (_, digits) in problems.items():
+            runs = [
+                row
+                for row in rows
+                if (row["variant"], row["problem"]) == (variant, problem)
+            ]
+            runs.sort(key=lambda row: row["seed"])
+            finals = [row["final"] for row in runs]
+            cells.append(mean_and_seeds(finals, digits) if runs else "not run")
+        table.append([variant, *cells])
+    return ["variant", *(name for name, _ in problems.values())], table
+
+
+def whitening_cost() -> Table:
+    """Rows: models; columns: intervals, and the state over AdamW's."""
+    rows = results.read("rule_cost")["rows"]
+    intervals = list(rows[0]["whitening_ratios"])
+    table = [
+        [
+            row["model"],
+            *(f"{row['whitening_ratios'][k]:.2f}" for k in intervals),
+            *(
+                f"{row[rule]['state_bytes'] / row['adamw_bytes']:.2f}"
+                for rule in ("series", "whitening")
+            ),
+        ]
+        for row in rows
+    ]
+    header = ["FLOPs over the paper's rule's", *(f"interval {k}" for k in intervals)]
+    return [*header, "state over AdamW's, paper's rule", "whitening"], table

@@ -42,7 +42,7 @@ BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle o
 SGD_RATE = "/sgd-rate"
 ROOTS = ("paper", "composite", "shampoo")
 PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
-    (
+    polynomials=(
         (3.25665, -32.6675, 121.806, -168.46, 77.065),
         (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
     )

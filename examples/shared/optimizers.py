@@ -13,7 +13,6 @@ from jorge_optax import (
     Rule,
     TrackedStatistics,
     from_sgd,
-    thirds_decay_schedule,
 )
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
@@ -88,13 +87,12 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
         rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
         settings = vars(adamw)
         if name.endswith(THIRDS):
-            thirds = derived.learning_rate
-            rate = thirds_decay_schedule(
-                adamw.learning_rate,
-                steps,
-                warmup_steps=thirds.warmup_steps,
-                boundaries=thirds.boundaries,
-            )
+            rate = derive(
+                config,
+                steps=steps,
+                steps_per_epoch=steps_per_epoch,
+                peak=adamw.learning_rate,
+            ).learning_rate
             settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.adamw(
             rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
@@ -114,9 +112,14 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
 
 
 def derive(
-    config: Config, *, steps: int, steps_per_epoch: int, rule: Rule | None = None
+    config: Config,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    rule: Rule | None = None,
+    peak: float | None = None,
 ) -> JorgeConfig:
-    """Derives Jorge's settings from SGD's, as the paper does."""
+    """Derives Jorge's settings from SGD's; `peak` replaces SGD's learning rate."""
     sgd = config.sgd
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
@@ -126,7 +129,7 @@ def derive(
         else {"total_steps": steps}
     )
     return from_sgd(
-        sgd.learning_rate,
+        peak or sgd.learning_rate,
         sgd.momentum,
         sgd.weight_decay,
         **length,

@@ -30,7 +30,7 @@ from jorge_optax._polynomials import POLYNOMIALS
 def test_the_packages_polynomials_are_the_designed_ones():
     polynomials, error = design(3e-5, (1, 4, 4))
     other, _ = design(3.1e-5, (1, 4, 4))
-    for ours, theirs, others in zip(POLYNOMIALS, polynomials, other, strict=True):
+    for ours, theirs, others in zip(POLYNOMIALS[4], polynomials, other, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=3e-5)
         assert np.abs(np.subtract(ours, others)).max() > 1e-3
     assert abs(error - 0.0371) < 1e-4

@@ -3,7 +3,7 @@
 import jax
 
 from benchmarks.problems import language_model, shapes
-from jorge_optax import TrackedStatistics, BinomialSeries
+from jorge_optax import BinomialSeries, TrackedStatistics
 
 MODELS = {
     "resnet50": lambda: shapes.resnet(50),

@@ -339,8 +339,9 @@ def test_least_bytes_of_an_update():
     momentum = optax.sgd(0.1, momentum=0.9)
     # The parameter and its momentum, read and written.
     assert least(momentum) == {"plain": 4 * size, "refresh": 4 * size}
-    # Two momenta; two counts of four bytes; roots are written by a refresh only.
-    both = 2 * (3 * size + 2 * 4)
+    # Two momenta; one count of four bytes, since momenta have none of their own; roots
+    # are written by a refresh only.
+    both = 2 * (3 * size + 4)
     series = {"plain": both + roots, "refresh": both + 2 * roots}
     assert least(jorge(0.1)) == series
     # The statistics, as large as the roots, rest on a plain step.

@@ -28,7 +28,7 @@ class Counts(NamedTuple):
     flops: int  # of products: 2 R C (R + C) for a tile of R x C
     refresh_flops: int  # of refresh_products
     characters: int  # of the lowered text
-    state_bytes: int  # float32: roots, statistics (composite), momenta; two counts
+    state_bytes: int  # float32: roots, statistics (composite), momenta; one count
 
 
 # Where refresh_products come from: 2 grams a stack, and for each length of side, of all
@@ -43,7 +43,7 @@ PINNED = {
         flops=25_634_903_168,
         refresh_flops=156_173_351_278,
         characters=346_906,
-        state_bytes=411_146_060,
+        state_bytes=411_146_056,
     ),
     # 10 x 2 + 6 x 12 products; statistics as large as the roots.
     ("resnet50", "composite"): Counts(
@@ -54,7 +54,7 @@ PINNED = {
         flops=25_634_903_168,
         refresh_flops=338_927_178_632,
         characters=531_092,
-        state_bytes=618_052_336,
+        state_bytes=618_052_332,
     ),
     # The same numbers of stacks and sides, 21 in place of 250; 282 more tiles.
     ("deeplabv3_resnet50", "series"): Counts(
@@ -65,7 +65,7 @@ PINNED = {
         flops=42_492_983_424,
         refresh_flops=257_621_950_194,
         characters=382_354,
-        state_bytes=674_698_268,
+        state_bytes=674_698_264,
     ),
     ("deeplabv3_resnet50", "composite"): Counts(
         stacks=10,
@@ -75,7 +75,7 @@ PINNED = {
         flops=42_492_983_424,
         refresh_flops=558_802_503_672,
         characters=563_586,
-        state_bytes=1_013_592_968,
+        state_bytes=1_013_592_964,
     ),
     # 5 stacks with the sides 64, 128, 192, 256. The long sides of 256x128 and 128x256
     # go without a gram, by 9 products each: 5 x 2 - 2 grams, 3 x 5 and 2 x 9 products.
@@ -87,7 +87,7 @@ PINNED = {
         flops=334_495_744,
         refresh_flops=2_193_096_704,
         characters=122_306,
-        state_bytes=8_215_048,
+        state_bytes=8_215_044,
     ),
     # 5 x 2 + 4 x 12 products.
     ("transformer", "composite"): Counts(
@@ -98,7 +98,7 @@ PINNED = {
         flops=334_495_744,
         refresh_flops=6_003_097_600,
         characters=210_602,
-        state_bytes=12_687_880,
+        state_bytes=12_687_876,
     ),
 }
 # Other versions of jax write the same program in other words: the numbers are of jax
@@ -144,7 +144,7 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     """The comments of the table, as formulas."""
     params, pinned = MODELS[model](), PINNED[model, rule]
     thin = THIN.get((model, rule), set())
-    each = 5 if rule == "series" else count_products(POLYNOMIALS)
+    each = 5 if rule == "series" else count_products(POLYNOMIALS[4])
     stacks = plan_tree(params, Tiling()).stacks.values()
     sides, applied, by_gram, alone, roots = set(), 0, 0, 0, 0
     for n, rows, columns in stacks:
@@ -166,7 +166,8 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     leaves = jax.tree.leaves(params)
     momenta = sum(leaf.size * (2 if leaf.ndim > 1 else 1) for leaf in leaves)
     held = roots if rule == "series" else 2 * roots
-    assert pinned.state_bytes == 4 * (momenta + held) + 2 * 4
+    # One count: the momenta are part of JorgeState and have no count of their own.
+    assert pinned.state_bytes == 4 * (momenta + held) + 4
 
 
 def after_jorge(function):

@@ -69,7 +69,7 @@ def test_paths_of_nnx_are_alike_in_init_and_update():
 
 def test_describe_takes_nnx_flax_and_equinox_trees():
     model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
-    expected = [("bias", "no: no matrix"), ("kernel", "yes")]
+    expected = [("bias", "no: not a matrix"), ("kernel", "yes")]
     for tree in (
         nnx.state(model, nnx.Param),
         {"kernel": model.kernel[...], "bias": model.bias[...]},
@@ -85,6 +85,7 @@ def test_diagnostics_read_an_nnx_optimizer():
     optimizer = nnx.Optimizer(model, jorge(0.1, update_interval=1), wrt=nnx.Param)
     grads = nnx.grad(lambda m: jnp.sum(m(jnp.ones((2, 8))) ** 2))(model)
     optimizer.update(model, grads)
-    report = diagnostics(optimizer.opt_state, grads)
-    assert report["8x5/left/norm"].shape == (1,)
-    assert float(report["8x5/cosine"][0]) > 0
+    report = diagnostics(optimizer.opt_state, nnx.state(model, nnx.Param), grads)
+    assert report["kernel/left/norm"].shape == (1,)
+    assert float(report["kernel/cosine"][0]) > 0
+    assert not [key for key in report if not key.startswith("kernel/")]

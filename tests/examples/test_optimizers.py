@@ -86,6 +86,8 @@ def test_the_schedule_of_sgd_can_be_kept():
     assert build("sgd/thirds").learning_rate(15) == pytest.approx(0.01)
     assert build("adamw/thirds").learning_rate(15) == pytest.approx(0.001)
     assert kept.settings["weight_decay"] == thirds.settings["weight_decay"] == 1e-3
+    assert kept.settings["schedule"] == CONFIG.sgd.schedule
+    assert "at steps 10, 20" in thirds.settings["learning_rate"]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +131,13 @@ PAPER = [
 def test_full_size_configurations_are_the_papers(config, rate, drops, warmup, k, adamw):
     total = 7 * config.epochs
     derived = optimizers.derive(config, steps=total, steps_per_epoch=7)
-    schedule = derived.learning_rate
-    assert schedule.peak_value == config.sgd.learning_rate == rate
+    boundaries = tuple(7 * epoch for epoch in drops)
+    assert derived.learning_rate == thirds_decay_schedule(
+        rate, total, warmup_steps=7 * warmup, boundaries=boundaries
+    )
+    assert config.sgd.learning_rate == rate
     assert config.sgd.weight_decay == 1e-4
     assert derived.weight_decay == pytest.approx(1e-3)
-    assert schedule.boundaries == tuple(7 * epoch for epoch in drops)
-    assert schedule.warmup_steps == 7 * warmup
     assert derived.update_interval == k
     assert (config.adamw.learning_rate, config.adamw.weight_decay) == adamw
     assert config.adamw.schedule.kind == "cosine"

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import TrackedStatistics, Tiling, graft, jorge, scale_by_jorge
+from jorge_optax import (
+    Tiling,
+    TrackedStatistics,
+    graft,
+    jorge,
+    lengths,
+    scale_by_jorge,
+)
 
 # Two leaves that share a stack, and two without roots. Few, since most of the time of
 # these tests is compilation.
@@ -48,9 +55,21 @@ TABLE = {
         jorge,
         dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
     ),
-    "jorge_composite": (
+    "jorge_at_length_of_adam_on_tiles": (
+        jorge,
+        dict(learning_rate=0.05, update_interval=2, grafting=lengths.Adam()),
+    ),
+    "jorge_tracked_statistics": (
         jorge,
         dict(learning_rate=0.05, update_interval=2, rule=TrackedStatistics()),
+    ),
+    "jorge_tracked_statistics_nesterov": (
+        jorge,
+        dict(
+            learning_rate=0.05,
+            update_interval=2,
+            rule=TrackedStatistics(preconditions="nesterov"),
+        ),
     ),
     "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
     "graft_tiled": (

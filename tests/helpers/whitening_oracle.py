@@ -7,8 +7,9 @@ its eigenvalues: here the polynomials only ever see numbers.
 import numpy as np
 
 POLYNOMIALS = (
-    (7.18192, -63.87731, 206.39227, -261.51313, 112.81625),
-    (5.30532, -25.29241, 62.65818, -68.63244, 27.02137),
+    (7.53524, -72.97169, 242.03759, -310.6193, 135.01815),
+    (7.05193, -60.73338, 194.19122, -244.78354, 105.27378),
+    (4.67257, -18.86779, 42.44896, -43.76413, 16.5399),
 )
 
 
@@ -27,15 +28,15 @@ class WhiteningTile:
         """Moves the statistics towards this gradient's, and takes their roots."""
         if not np.any(g):
             return
+        g = g / np.sqrt(np.mean(g**2))
+        h, k = g @ self.b, self.a @ g  # both roots are identities at first
+        left, right = h @ h.T / self.n, k.T @ k / self.m
         if self.l is None:
-            rms = np.sqrt(np.mean(g**2))
-            left, right = g @ g.T / rms / self.n, g.T @ g / rms / self.m
             left = left + self.start * np.mean(np.diag(left)) * np.eye(self.m)
             right = right + self.start * np.mean(np.diag(right)) * np.eye(self.n)
         else:
-            h, k = g @ self.b, self.a @ g
-            left = self.beta2 * self.l + (1 - self.beta2) * h @ h.T / self.n
-            right = self.beta2 * self.r + (1 - self.beta2) * k.T @ k / self.m
+            left = self.beta2 * self.l + (1 - self.beta2) * left
+            right = self.beta2 * self.r + (1 - self.beta2) * right
         balance = np.sqrt(np.mean(np.diag(right)) / np.mean(np.diag(left)))
         self.l, self.r = left * balance, right / balance
         self.a, self.b = self.root(self.l), self.root(self.r)

@@ -127,8 +127,8 @@ def test_float64_leaves_of_numpy_are_taken_as_by_optax():
 PARAMS = {"w": (6, 4), "v": (6, 4), "b": (2,)}
 REMEDY = (
     "Pass gradients of the same tree and shapes as the parameters given to init",
-    "restore a state only under the Tiling it was made with",
-    "call init anew",
+    "restore a state only under the Tiling and the rule it was made with",
+    "call init again",
 )
 OTHER_TREES = {
     "one matrix less": ({"w": (6, 4), "b": (2,)}, "'w' of shape (6, 4)"),

@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import types
 
 import pytest
 
@@ -21,12 +22,42 @@ def test_doctests_pass(module):
     assert doctest.testmod(module).failed == 0
 
 
-def test_every_public_function_has_a_doctested_example():
+# Results and states, which users do not make.
+WITHOUT_EXAMPLE = {
+    "Description",
+    "GraftState",
+    "IntervalChoice",
+    "JorgeConfig",
+    "JorgeState",
+    "Length",
+    "Preconditioner",
+    "Sides",
+}
+
+
+def public_objects():
+    """Names and objects of the package and of its public submodules."""
+    for module in (jorge_optax, jorge_optax.lengths, jorge_optax.tuning):
+        for name in module.__all__:
+            if not isinstance(getattr(module, name), types.ModuleType):
+                yield name, getattr(module, name)
+
+
+def test_public_submodules_are_found():
+    modules = {m.__name__ for m in MODULES if "._" not in m.__name__}
+    assert modules == {"jorge_optax.lengths", "jorge_optax.tuning"}
+    names = {name for name, _ in public_objects()}
+    assert {"SGD", "Adam", "choose_update_interval", "jorge", "Rule"} <= names
+
+
+def test_every_public_name_has_a_doctested_example():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in jorge_optax.__all__:
-        if name[0].islower() or name in ("TrackedStatistics", "MatrixView", "Series", "Tiling"):
-            tests = finder.find(getattr(jorge_optax, name), name)
-            assert any(test.examples for test in tests), name
+    without = {
+        name
+        for name, found in public_objects()
+        if not any(test.examples for test in finder.find(found, name))
+    }
+    assert without == WITHOUT_EXAMPLE
 
 
 def test_the_package_imports_nothing_private():

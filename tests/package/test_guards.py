@@ -9,35 +9,26 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, jorge, scale_by_jorge
+from jorge_optax import (
+    BinomialSeries,
+    Preconditioner,
+    Sides,
+    Tiling,
+    jorge,
+    scale_by_jorge,
+)
+from jorge_optax._algorithm import BINOMIAL_SERIES
 from jorge_optax._grafting import rescale
-from jorge_optax._roots import BINOMIAL_SERIES, refresh_root, refresh_root_thin
+from jorge_optax._series import refresh_batches
+from jorge_optax._thin_tiles import choose_thin
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 from tests.helpers.oracle_cases import CASES, gradients
-
-
-def unguarded_refresh(root, gram):
-    """The formula of the paper as it stands, in the order of refresh_root."""
-    mm = functools.partial(jnp.matmul, precision="highest")
-    squared = mm(root, root)
-    x = mm(squared, mm(squared, gram))
-    step = 1 / jnp.sqrt(jnp.sum(jnp.square(x)))
-    first, second = BINOMIAL_SERIES
-    eye = jnp.eye(len(x), dtype=x.dtype)
-    q = (first * step) * eye + (second * step**2) * x
-    return (root + mm(root, mm(x, q))) * jnp.sqrt(jnp.sqrt(1 + step))
-
-
-def unguarded_refresh_thin(root, gradient):
-    """The same in the order of refresh_root_thin."""
-    mm = functools.partial(jnp.matmul, precision="highest")
-    b = mm(root, mm(root, mm(root, mm(root, gradient))))
-    step = 1 / jnp.sqrt(jnp.sum(jnp.square(mm(b, gradient.T))))
-    w = mm(gradient.T, b)
-    first, second = BINOMIAL_SERIES
-    q = (first * step) * jnp.eye(len(w), dtype=w.dtype) + (second * step**2) * w
-    correction = mm(mm(mm(root, b), q), gradient.T)
-    return (root + correction) * jnp.sqrt(jnp.sqrt(1 + step))
+from tests.helpers.refresh import (
+    matmul,
+    plain_refresh,
+    plain_refresh_thin,
+    root_batch,
+)
 
 
 @functools.partial(jax.jit, static_argnames="repeats")
@@ -45,8 +36,7 @@ def run_unguarded(grads, repeats=1):
     """The plain formula over all gradients [steps, m, n], several times."""
 
     def step(root, gradient):
-        gram = jnp.matmul(gradient, gradient.T, precision="highest")
-        return unguarded_refresh(root, gram), None
+        return plain_refresh(root, matmul(gradient, gradient.T)), None
 
     start = 1e-6**-0.25 * jnp.eye(grads.shape[1], dtype=jnp.float32)
     grads = jnp.tile(grads.astype(jnp.float32), (repeats, 1, 1))
@@ -70,27 +60,58 @@ def scan_roots(gradient_at, steps, shape):
 # --- the guards are inactive, bit for bit, wherever the oracle was -----------------
 
 
-@pytest.mark.parametrize("case", [c for c, v in CASES.items() if len(v[0]) > 1])
-@pytest.mark.parametrize("thin", [False, True])
-def test_guards_change_no_bit_in_the_oracle_cases(case, thin):
+def first_tiles(case):
+    """The first tile of each gradient of a case, ``[1, R, C]``."""
     shape, row_cuts, column_cuts = CASES[case]
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
-    if columns == 1:
-        return  # no roots, nothing to guard
     height, width = (row_cuts or (rows,))[0], (column_cuts or (columns,))[0]
-    guarded = plain = 1e-6**-0.25 * jnp.eye(height, dtype=jnp.float32)
     for gradient in gradients(shape, 0, np.float32):
-        tile = jnp.asarray(gradient.reshape(rows, columns)[:height, :width])
-        if thin:
-            guarded = refresh_root_thin(guarded, tile)
-            plain = unguarded_refresh_thin(plain, tile)
-        else:
-            gram = jnp.matmul(tile, tile.T, precision="highest")
-            guarded = refresh_root(guarded, gram)
-            plain = unguarded_refresh(plain, gram)
+        yield jnp.asarray(gradient.reshape(1, rows, columns)[:, :height, :width])
+
+
+# The cases with roots.
+MATRICES = [c for c, (shape, *_) in CASES.items() if len(shape) > 1 and shape[-1] > 1]
+# In stacks: a batched product may round differently from that of two matrices.
+plain_by_gram = jax.vmap(lambda root, g: plain_refresh(root, matmul(g, g.T)))
+plain_thin = jax.vmap(plain_refresh_thin)
+
+
+def first_root(side):
+    return 1e-6**-0.25 * jnp.eye(side, dtype=jnp.float32)[None]
+
+
+@pytest.mark.parametrize("case", MATRICES)
+@pytest.mark.parametrize("thin", [False, True])
+def test_guards_change_no_bit_in_the_oracle_cases(case, thin):
+    guarded = plain = first_root(next(first_tiles(case)).shape[1])
+    for tile in first_tiles(case):
+        batch = root_batch(guarded, tile, thin=thin)
+        ((guarded, accepted),) = refresh_batches([batch], matmul, BINOMIAL_SERIES)
+        assert accepted.all()
+        plain = (plain_thin if thin else plain_by_gram)(plain, tile)
         chex.assert_trees_all_equal(guarded, plain)
     with pytest.raises(AssertionError):
         chex.assert_trees_all_equal(guarded, plain * (1 + 2.0**-22))
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_rule_changes_no_bit_of_the_plain_formula_in_the_oracle_cases(case):
+    """The scale of the gradient included, and both sides in one batch if square."""
+    _, rows, columns = next(first_tiles(case)).shape
+    kept = Preconditioner({"": Sides(first_root(rows), first_root(columns))}, ())
+    plain = kept.roots[""]
+    # The long side of some tiles is refreshed without its Gram matrix.
+    thin = choose_thin(frozenset({(1, rows, columns)}), len(BINOMIAL_SERIES))
+    tall = plain_thin if thin and rows > columns else plain_by_gram
+    wide = plain_thin if thin and rows < columns else plain_by_gram
+    options = {"damping": 0.0, "precision": "highest"}
+    for tile in first_tiles(case):
+        kept = BinomialSeries().refresh(kept, {"": tile}, None, **options)
+        plain = Sides(tall(plain.left, tile), wide(plain.right, tile.mT))
+        chex.assert_trees_all_equal(kept.roots[""], plain)
+    nudged = jax.tree.map(lambda x: x * (1 + 2.0**-22), plain)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(kept.roots[""], nudged)
 
 
 # --- zero gradients ----------------------------------------------------------------
@@ -120,7 +141,7 @@ def test_zero_gradients_for_1000_steps(dtype):
     early, _ = optimizer.update(gradient, start[1], params)
     chex.assert_trees_all_close(late, early, rtol=1e-6)
     assert norm64(early) > 0
-    assert not np.isfinite(unguarded_refresh(jnp.eye(6), jnp.zeros((6, 6)))).any()
+    assert not np.isfinite(plain_refresh(jnp.eye(6), jnp.zeros((6, 6)))).any()
 
 
 # --- directions that no gradient excites -------------------------------------------
@@ -307,7 +328,7 @@ def test_a_bad_gradient_never_enters_the_roots(bad, dtype):
             jax.tree.map(lambda x: x[1], after), jax.tree.map(lambda x: x[1], before)
         )
     gram = np.full((6, 6), bad, np.float32)
-    assert not np.isfinite(unguarded_refresh(jnp.eye(6), gram)).all()
+    assert not np.isfinite(plain_refresh(jnp.eye(6), gram)).all()
 
 
 # --- economy of roots --------------------------------------------------------------

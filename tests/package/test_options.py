@@ -106,7 +106,7 @@ def test_root_dtype_must_have_a_wide_range(make, root_dtype):
 
 
 @pytest.mark.parametrize("accumulator_dtype", ["nonsense", "float16", "int32", 3])
-def test_momentum_dtype_must_be_a_floating_dtype_of_wide_range(accumulator_dtype):
+def test_accumulator_dtype_must_be_a_floating_dtype_of_wide_range(accumulator_dtype):
     with pytest.raises(
         ValueError, match=saying("accumulator_dtype must", "got", "Choose 'float32'")
     ):
@@ -127,7 +127,8 @@ def test_grafting_must_be_known(grafting):
     with pytest.raises(
         ValueError,
         match=saying(
-            "grafting must be 'sgd', an optax transformation of unit learning rate or "
+            "grafting must be 'sgd', a length such as jorge_optax.lengths.Adam(), an "
+            "optax transformation of unit learning rate or "
             "None",
             f"got {grafting!r}",
         ),

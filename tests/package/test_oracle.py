@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import TrackedStatistics, Tiling, jorge
+from jorge_optax import Tiling, TrackedStatistics, jorge
 from tests.helpers.oracle import CompositeTileOracle, JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 
@@ -25,10 +25,10 @@ def run_oracle(case, interval, seed=0, **options):
     return updates, oracle
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "grafting", "refresh"))
-def package_step(gradient, state, parameter, hyperparameters, dtype, grafting, refresh):
+@functools.partial(jax.jit, static_argnames=("dtype", "grafting", "rule"))
+def package_step(gradient, state, parameter, hyperparameters, dtype, grafting, rule):
     """One step; interval, momentum and decay are traced, so shapes compile once."""
-    optimizer = make(dtype, grafting, rule=refresh, **hyperparameters)
+    optimizer = make(dtype, grafting, rule=rule, **hyperparameters)
     if state is None:
         return optimizer.init(parameter)
     return optimizer.update(gradient, state, parameter)
@@ -54,7 +54,7 @@ def run_package(case, interval, dtype, seed=0, perturb=None, **options):
     static = {
         "dtype": dtype,
         "grafting": options.get("grafting", True),
-        "refresh": options.get("refresh"),
+        "rule": options.get("rule"),
     }
     parameter = jnp.asarray(np.random.default_rng(seed + 1).normal(size=shape), dtype)
     state = package_step(None, None, parameter, hyperparameters, **static)
@@ -151,7 +151,7 @@ def test_algorithm_2_without_grafting(case):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_composite_in_float64_agrees_to_1e_9(case, interval):
+def test_tracked_statistics_in_float64_agrees_to_1e_9(case, interval):
     expected, oracle = run_oracle(case, interval, rule=CompositeTileOracle)
     actual, state = run_package(case, interval, "float64", rule=TrackedStatistics())
     assert_close(actual, expected, 1e-9)
@@ -167,12 +167,12 @@ def test_composite_in_float64_agrees_to_1e_9(case, interval):
         other = TrackedStatistics(beta2=0.949)
         with pytest.raises(AssertionError):
             assert_close(
-                run_package(case, interval, "float64", refresh=other)[0], expected, 1e-9
+                run_package(case, interval, "float64", rule=other)[0], expected, 1e-9
             )
 
 
 @pytest.mark.parametrize("case", [c for c, v in CASES.items() if len(v[0]) > 1])
-def test_composite_in_float32_agrees_to_1e_4(case):
+def test_tracked_statistics_in_float32_agrees_to_1e_4(case):
     expected, oracle = run_oracle(case, 1, rule=CompositeTileOracle)
     actual, state = run_package(case, 1, "float32", rule=TrackedStatistics())
     assert_close(actual, expected, 1e-4)

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from jorge_optax import MatrixView, Tiling, default_view, jorge
+from jorge_optax._stacks import from_stacks, plan_stacks, to_stacks
 from jorge_optax._tiling import (
     as_matrices,
+    cut_panels,
+    cut_side,
+    cut_tiles,
     from_matrices,
+    join_tiles,
     matrices_shape,
     normalise_view,
 )
-from jorge_optax._stacks import from_stacks, plan_stacks, to_stacks
-from jorge_optax._tiling import cut_panels, cut_side, cut_tiles, join_tiles
 from tests.helpers.trees import (
     EMBEDDING,
     SHAPES,

@@ -10,12 +10,17 @@ import optax
 import pytest
 
 from jorge_optax import (
+    BinomialSeries,
+    JorgeConfig,
+    TrackedStatistics,
     from_adamw,
     from_sgd,
     growing_interval_schedule,
     jorge,
+    lengths,
     thirds_decay_schedule,
 )
+from jorge_optax._schedules import StepDecay
 
 # The paper's appendix: SGD's table, and Jorge's, for the same four benchmarks.
 PAPER = {
@@ -73,6 +78,12 @@ def sgd_schedule(row):
     return lambda count: jnp.where(count < warmup, peak * count / warmup, steps(count))
 
 
+def step_decay(config):
+    """The schedule of a config; its numbers can be read."""
+    assert isinstance(config.learning_rate, StepDecay)
+    return config.learning_rate
+
+
 @pytest.mark.parametrize("form", ["number", "schedule"])
 @pytest.mark.parametrize("benchmark", PAPER)
 def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark, form):
@@ -87,10 +98,11 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark, fo
         steps_per_epoch=STEPS_PER_EPOCH,
         warmup_steps=warmup if form == "number" else None,
     )
-    assert (config.learning_rate, config.momentum, config.weight_decay) == row["jorge"]
-    assert config.boundaries == tuple(e * STEPS_PER_EPOCH for e in row["decays_at"])
-    assert config.warmup_steps == warmup
-    schedule = config.schedule()
+    schedule = step_decay(config)
+    found = schedule.peak_value, config.momentum, config.weight_decay
+    assert found == row["jorge"]
+    assert schedule.boundaries == tuple(e * STEPS_PER_EPOCH for e in row["decays_at"])
+    assert schedule.warmup_steps == warmup
     for number, epoch in enumerate(row["decays_at"]):
         step = epoch * STEPS_PER_EPOCH
         chex.assert_trees_all_close(float(schedule(step - 1)), rate * 0.1**number)
@@ -99,7 +111,7 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark, fo
     other = from_sgd(
         rate, momentum, decay, epochs=row["epochs"] + 3, steps_per_epoch=STEPS_PER_EPOCH
     )
-    assert other.boundaries != config.boundaries
+    assert step_decay(other).boundaries != schedule.boundaries
 
 
 def test_schedule_is_exact_at_its_boundaries_and_in_its_warmup():
@@ -127,7 +139,11 @@ def test_config_prints_goes_to_json_can_be_changed_and_trains():
     mask = {"w": True}
     config = from_sgd(0.1, 0.9, 1e-4, total_steps=90, weight_decay_mask=mask)
     assert "weight_decay     0.001" in str(config)
-    assert json.loads(json.dumps(config.to_dict()))["boundaries"] == [30, 60]
+    entries = json.loads(json.dumps(config.to_dict()))
+    assert entries["learning_rate"] == "0.1, times 0.1 at steps 30, 60"
+    assert entries["rule"] == "BinomialSeries()"
+    assert entries["grafting"] == "sgd"
+    assert "weight_decay_mask" not in entries
     assert config.replace(update_interval=3).update_interval == 3
     with pytest.raises(AttributeError):
         config.momentum = 0.5
@@ -153,8 +169,8 @@ def test_what_is_not_carried_over_is_said():
     assert any("step decay in thirds" in note for note in config.notes)
     warm = optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 90)
     config = from_sgd(warm, 0.9, 1e-4, total_steps=90)
-    assert config.warmup_steps == 10
-    assert config.learning_rate == 0.1
+    assert step_decay(config).warmup_steps == 10
+    assert step_decay(config).peak_value == 0.1
     assert any("warm-up" in note for note in config.notes)
 
 
@@ -168,7 +184,10 @@ def test_decay_that_is_decoupled_already_is_not_divided():
     [
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
         ({"momentum": -0.1}, r"momentum must lie in \[0, 1\)"),
-        ({"weight_decay": -1e-4}, "weight_decay must be at least 0, got -0.0001"),
+        (
+            {"weight_decay": -1e-4},
+            "weight_decay must be finite and at least 0, got -0.0001",
+        ),
         ({"total_steps": None}, "Pass the length of training"),
         ({"epochs": 90}, "Pass the length of training"),
         ({"total_steps": None, "epochs": 90}, "Pass the length of training"),
@@ -247,7 +266,9 @@ def test_from_adamw_grafts_onto_adams_length():
     rng = np.random.default_rng(0)
     params = {"w": jnp.ones((6, 5)), "b": jnp.ones(5)}
     config = from_adamw(0.1, 0.8, 0.95, 1e-6, weight_decay=0.01)
-    assert json.loads(json.dumps(config.to_dict()))["b2"] == 0.95
+    assert config.grafting == lengths.Adam(0.95, 1e-6)
+    entries = json.loads(json.dumps(config.to_dict()))
+    assert entries["grafting"] == "Adam(b2=0.95, eps=1e-06)"
     optimizers = {
         "jorge": config.optimizer(),
         "adamw": optax.adamw(0.1, 0.8, 0.95, 1e-6, weight_decay=0.01),
@@ -264,8 +285,8 @@ def test_from_adamw_grafts_onto_adams_length():
         )
         # The others its length, decay apart, but not its direction.
         decay = 0.1 * 0.01 * params["w"]
-        lengths = [jnp.linalg.norm(u["w"] + decay) for u in updates.values()]
-        chex.assert_trees_all_close(*lengths, rtol=1e-5)
+        norms = [jnp.linalg.norm(u["w"] + decay) for u in updates.values()]
+        chex.assert_trees_all_close(*norms, rtol=1e-5)
         with pytest.raises(AssertionError):
             chex.assert_trees_all_close(updates["jorge"], updates["adamw"], rtol=1e-2)
 
@@ -277,5 +298,45 @@ def test_from_adamw_keeps_a_schedule_and_rejects_nonsense():
     assert "a schedule" in str(config)
     with pytest.raises(ValueError, match=r"b2 must lie in \[0, 1\), got 1.0"):
         from_adamw(0.1, b2=1.0)
-    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+    with pytest.raises(ValueError, match="weight_decay must be finite and at least 0"):
         from_adamw(0.1, weight_decay=-1)
+
+
+@pytest.mark.parametrize("derive", [from_sgd, from_adamw])
+def test_a_rule_is_passed_on_and_printed_by_what_differs_from_its_defaults(derive):
+    length = {"total_steps": 90} if derive is from_sgd else {}
+    arguments = {"learning_rate": 0.1, "weight_decay": 1e-4, **length}
+    if derive is from_sgd:
+        arguments["momentum"] = 0.9
+    rule = TrackedStatistics(beta2=0.9, preconditions="nesterov")
+    config = derive(**arguments, rule=rule)
+    assert isinstance(config, JorgeConfig)
+    assert config.kwargs()["rule"] is rule
+    text = "TrackedStatistics(beta2=0.9, preconditions='nesterov')"
+    assert config.to_dict()["rule"] == text
+    assert f"rule             {text}" in str(config)
+    assert "rule=TrackedStatistics(beta2=0.9" in repr(config)
+    assert derive(**arguments).rule == BinomialSeries()
+    state = config.optimizer().init({"w": jnp.ones((3, 2))})
+    assert optax.tree.get(state, "statistics")["3x2"].left.shape == (1, 3, 3)
+
+
+def test_left_out_parameters_take_the_step_of_adam():
+    rng = np.random.default_rng(1)
+    params = {"embedding": jnp.ones((6, 5)), "dense": jnp.ones((6, 5))}
+    grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
+    config = from_adamw(0.1)
+    assert "leave_out        ['embed', 'position']" in str(config)
+    ours, adamw = (
+        tx.update(grads, tx.init(params), params)[0]
+        for tx in (config.optimizer(), optax.adamw(0.1))
+    )
+    chex.assert_trees_all_close(ours["embedding"], adamw["embedding"], rtol=1e-5)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(ours["dense"], adamw["dense"], rtol=1e-2)
+    everywhere = config.replace(leave_out=())
+    assert "leave_out" not in str(everywhere)
+    tx = everywhere.optimizer()
+    updates, _ = tx.update(grads, tx.init(params), params)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(updates["embedding"], adamw["embedding"], rtol=1e-2)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax import Tiling, choose_update_interval
-from jorge_optax.tuning import _choose
+from jorge_optax import Tiling
+from jorge_optax.tuning import _choose, choose_update_interval
 
 
 def times(sgd, plain, refresh, noise=0.0, rounds=50, seed=0):

@@ -10,12 +10,15 @@ import optax
 import pytest
 
 from jorge_optax import (
+    BinomialSeries,
     MatrixView,
     Tiling,
+    TrackedStatistics,
     default_view,
     describe,
     diagnostics,
     jorge,
+    lengths,
     scale_by_jorge,
     state_size,
 )
@@ -43,6 +46,10 @@ PARAMS = {
         {"tiling": Tiling(16)},
         {"grafting": None},
         {"grafting": optax.scale_by_adam()},
+        {"grafting": lengths.Adam()},
+        {"rule": TrackedStatistics(preconditions="nesterov")},
+        {"rule": BinomialSeries(preconditions="momentum"), "grafting": lengths.Adam()},
+        {"accumulator_dtype": "bfloat16"},
     ],
 )
 def test_state_size_is_exact_and_allocates_nothing(options):
@@ -68,21 +75,27 @@ def test_describe_tells_what_happens_to_each_parameter():
     assert rows["conv"].matrix == "36x8"
     assert rows["conv"].tiles == "1 of 36x8"
     assert rows["dense/kernel"].tiles == "2 of 35x33"
-    assert rows["dense/kernel"].stacks == ("35x33",)
     assert rows["scan"].matrix == "3 of 5x6"
     assert rows["scan"].tiles == "3 of 5x6"
     assert rows["conv"].preconditioned == "yes"
-    assert rows["scalar"].preconditioned == "no: no matrix"
+    assert rows["scalar"].preconditioned == "no: not a matrix"
     assert rows["column"].preconditioned == "no: a side shorter than 2"
     assert rows["half"].preconditioned == "no: left out by Tiling.view"
     # two float32 momenta and two roots; one momentum
     assert rows["conv"].state_bytes == 4 * (2 * 36 * 8 + 36**2 + 8**2)
     assert rows["dense/bias"].state_bytes == 4 * 33
     assert rows["half"].state_bytes == 4 * 400
+    assert rows["half"].parameter_bytes == 2 * 400
+    assert rows["conv"].parameter_bytes == 4 * 36 * 8
+    assert table.parameter_bytes == real_bytes(PARAMS)
     text = str(table)
     assert "dense/kernel" in text
     assert "AdamW's" in text
-    assert json.loads(json.dumps(table.to_dict()))["stacks"]["35x33"] == 2
+    conv = next(line.split() for line in text.splitlines() if line.startswith("conv"))
+    ratio = rows["conv"].state_bytes / rows["conv"].parameter_bytes
+    assert conv[-3:] == [f"{ratio:.1f}", "x", "yes"]
+    entries = json.loads(json.dumps(table.to_dict()))
+    assert [row["path"] for row in entries["leaves"]] == [*rows]
 
 
 def trained(optimizer, steps=12, dead_row=False):
@@ -99,15 +112,15 @@ def trained(optimizer, steps=12, dead_row=False):
 
 
 def test_diagnostics_agree_with_linear_algebra():
-    _, state, grads = trained(jorge(0.1, update_interval=1))
-    report = diagnostics(state, grads)
+    params, state, grads = trained(jorge(0.1, update_interval=1))
+    report = diagnostics(state, params, grads)
     roots = optax.tree.get(state, "roots")["8x5"]
     gradient = np.asarray(grads["w"], np.float64)
     for side, g in (("left", gradient), ("right", gradient.T)):
         root = np.asarray(getattr(roots, side)[0], np.float64)
         values = np.linalg.eigvalsh((root + root.T) / 2)
         found = {
-            key.removeprefix(f"8x5/{side}/"): float(value[0])
+            key.removeprefix(f"w/{side}/"): float(value[0])
             for key, value in report.items()
         }
         assert found["norm"] == pytest.approx(np.linalg.norm(root), rel=1e-5)
@@ -123,19 +136,20 @@ def test_diagnostics_agree_with_linear_algebra():
     direction = np.asarray(roots.left[0]) @ gradient @ np.asarray(roots.right[0])
     cosine = np.sum(direction * gradient)
     cosine /= np.linalg.norm(direction) * np.linalg.norm(gradient)
-    assert float(report["8x5/cosine"][0]) == pytest.approx(cosine, rel=1e-3)
+    assert float(report["w/cosine"][0]) == pytest.approx(cosine, rel=1e-3)
 
 
 def test_diagnostics_count_rows_that_no_gradient_has_excited():
-    _, state, _ = trained(jorge(0.1, update_interval=1), dead_row=True)
-    report = diagnostics(state)
-    assert report["8x5/left/unexcited"].tolist() == [1]
-    assert report["8x5/right/unexcited"].tolist() == [0]
-    assert float(report["8x5/left/condition"][0]) > 1.5
+    params, state, _ = trained(jorge(0.1, update_interval=1), dead_row=True)
+    report = diagnostics(state, params)
+    assert report["w/left/unexcited"].tolist() == [1]
+    assert report["w/right/unexcited"].tolist() == [0]
+    assert float(report["w/left/condition"][0]) > 1.5
 
 
 def test_diagnostics_find_the_state_wherever_it_is():
-    plain = diagnostics(trained(jorge(0.1, update_interval=1))[1])
+    params, state, _ = trained(jorge(0.1, update_interval=1))
+    plain = diagnostics(state, params)
     wrapped = {
         "chain": optax.chain(optax.clip(1e9), jorge(0.1, update_interval=1)),
         "inject": optax.inject_hyperparams(jorge)(0.1, update_interval=1),
@@ -143,26 +157,59 @@ def test_diagnostics_find_the_state_wherever_it_is():
         "finite": optax.apply_if_finite(jorge(0.1, update_interval=1), 3),
     }
     for optimizer in wrapped.values():
-        found = diagnostics(trained(optimizer)[1])
+        found = diagnostics(trained(optimizer)[1], params)
         chex.assert_trees_all_close(found, plain, rtol=1e-4)
-    other = diagnostics(trained(jorge(0.1, update_interval=2))[1])
+    other = diagnostics(trained(jorge(0.1, update_interval=2))[1], params)
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(other, plain, rtol=1e-4)
 
 
 def test_diagnostics_are_pure_and_jittable():
-    _, state, grads = trained(jorge(0.1, update_interval=1))
+    params, state, grads = trained(jorge(0.1, update_interval=1))
     before = jax.tree.map(np.array, state)
-    eager = diagnostics(state, grads)
-    chex.assert_trees_all_close(jax.jit(diagnostics)(state, grads), eager, rtol=1e-4)
+    eager = diagnostics(state, params, grads)
+    jitted = jax.jit(diagnostics)(state, params, grads)
+    chex.assert_trees_all_close(jitted, eager, rtol=1e-4)
     chex.assert_trees_all_equal(jax.tree.map(np.asarray, state), before)
     assert json.dumps({key: float(value.max()) for key, value in eager.items()})
 
 
+def test_diagnostics_have_one_number_for_each_tile_of_a_parameter():
+    """Parameters share stacks, and one has tiles in several of them."""
+    rng = np.random.default_rng(1)
+    shapes = {"a": (9, 4), "b": (4, 4), "c": (7, 6)}
+    params = {k: jnp.asarray(rng.normal(size=s)) for k, s in shapes.items()}
+    tiling = Tiling(4)
+    optimizer = jorge(0.1, update_interval=1, tiling=tiling)
+    _, state = optimizer.update(params, optimizer.init(params))
+    report = diagnostics(state, params, params, tiling=tiling)
+    tiles = {"a": 3, "b": 1, "c": 4}
+    assert {key: len(value) for key, value in report.items()} == {
+        key: tiles[key.split("/")[0]] for key in report
+    }
+    # Each parameter's numbers are those that it has alone in a tree.
+    for key in params:
+        alone = {key: params[key]}
+        _, state = optimizer.update(alone, optimizer.init(alone))
+        expected = diagnostics(state, alone, alone, tiling=tiling)
+        assert expected
+        found = {name: report[name] for name in expected}
+        chex.assert_trees_all_close(found, expected, rtol=1e-4)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(
+            report["b/left/norm"][0], report["a/left/norm"], rtol=1e-4
+        )
+
+
 def test_diagnostics_of_a_state_without_roots_or_without_jorge():
-    assert diagnostics(jorge(0.1).init({"b": jnp.zeros(3)})) == {}
+    bias = {"b": jnp.zeros(3)}
+    assert diagnostics(jorge(0.1).init(bias), bias) == {}
     with pytest.raises(ValueError, match="found 0"):
-        diagnostics(optax.sgd(0.1).init({"b": jnp.zeros(3)}))
-    state = jorge(0.1).init({"w": jnp.zeros((4, 3))})
-    with pytest.raises(ValueError, match="the state has"):
-        diagnostics(state, {"w": jnp.zeros((5, 3))})
+        diagnostics(optax.sgd(0.1).init(bias), bias)
+    params, other = {"w": jnp.zeros((4, 3))}, {"w": jnp.zeros((5, 3))}
+    state = jorge(0.1).init(params)
+    for arguments in ((other,), (params, other)):
+        with pytest.raises(ValueError, match="the state has"):
+            diagnostics(state, *arguments)
+    with pytest.raises(ValueError, match="the optimizer's Tiling"):
+        diagnostics(state, params, tiling=Tiling(2))

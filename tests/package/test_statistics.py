@@ -1,6 +1,4 @@
-"""TrackedStatistics: roots of tracked statistics by a few polynomials."""
-
-import functools
+"""TrackedStatistics: Shampoo's statistics and roots of them."""
 
 import chex
 import jax
@@ -10,9 +8,10 @@ import optax
 import pytest
 
 from jorge_optax import (
-    TrackedStatistics,
     BinomialSeries,
+    PolynomialRoot,
     Tiling,
+    TrackedStatistics,
     describe,
     diagnostics,
     graft,
@@ -20,12 +19,9 @@ from jorge_optax import (
     scale_by_jorge,
     state_size,
 )
-from jorge_optax._polynomials import POLYNOMIALS, count_products, composite_root
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 
 RULE = TrackedStatistics()
-# The largest relative error of the default polynomials, and where it holds.
-ERROR, SMALLEST = 0.0375, 3e-5
 
 
 def scan(gradient_at, steps, shape, rule=RULE):
@@ -40,144 +36,67 @@ def scan(gradient_at, steps, shape, rule=RULE):
     return jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(steps)))(state)
 
 
-def matrix(eigenvalues, seed=0):
-    size = len(eigenvalues)
-    random = np.random.default_rng(seed).normal(size=(size, size))
-    vectors = np.linalg.qr(random)[0]
-    return (vectors * eigenvalues) @ vectors.T, vectors
-
-
-# --- the kernel --------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
-def test_root_is_within_the_error_of_the_polynomials(scale):
-    # The largest four times: then the bound is at least twice the largest.
-    eigenvalues = scale * np.r_[np.geomspace(3 * SMALLEST, 1, 60), 1, 1, 1]
-    statistic, vectors = matrix(eigenvalues)
-    root = np.asarray(composite_root(jnp.asarray(statistic)))
-    relative = np.diag(vectors.T @ root @ vectors) * eigenvalues**0.25
-    assert 1 - ERROR < relative.min() < 0.98
-    assert 1.02 < relative.max() < 1 + ERROR
-
-
-@pytest.mark.usefixtures("x64")
-def test_eigenvalues_too_small_for_the_polynomials_get_the_largest_root():
-    statistic, vectors = matrix(np.r_[1.0, 1e-9, 0.0, -1e-12])
-    root = np.asarray(composite_root(jnp.asarray(statistic)))
-    values = np.diag(vectors.T @ root @ vectors)
-    largest = np.prod([polynomial[0] for polynomial in POLYNOMIALS])
-    np.testing.assert_allclose(values[1:], largest, rtol=1e-4)
-    assert abs(values[0] - 1) < ERROR
-
-
-def test_eigenvalues_of_the_root_are_bounded_from_both_sides():
-    """docs/composite.md: the condition number of a root is at most 15.2."""
-    x = np.r_[0, np.geomspace(1e-12, 1, 10_000)]
-    y, rest = np.ones_like(x), x
-    for polynomial in POLYNOMIALS:
-        factor = np.polynomial.Polynomial(polynomial)(rest)
-        y, rest = y * factor, rest * factor**4
-    assert y.max() == y[0] < 14.62
-    assert y.min() > 0.96
-    assert y.max() / y.min() < 15.2
-
-
-def test_roots_are_symmetric_to_the_bit_and_positive():
-    rng = np.random.default_rng(1)
-    for rank in (1, 7, 64):
-        g = jnp.asarray(rng.normal(size=(64, rank)), jnp.float32)
-        root = np.asarray(composite_root(g @ g.T))
-        chex.assert_trees_all_equal(root, root.T)
-        values = np.linalg.eigvalsh(root)
-        assert values[0] > values[-1] / 20
-    assert not np.array_equal(g @ g.T @ g @ g.T @ g, (g @ g.T @ g @ g.T @ g).T)
-
-
-@pytest.mark.parametrize("degrees", [(1,), (2,), (3,), (4, 4), (2, 4, 1), (5, 6)])
-def test_any_polynomials_and_the_count_of_their_products(degrees):
-    rng = np.random.default_rng(2)
-    polynomials = tuple(
-        tuple(rng.uniform(0.1, 0.5, size=degree + 1)) for degree in degrees
-    )
-    statistic, vectors = matrix(np.linspace(0.1, 1, 6))
-    function = functools.partial(composite_root, polynomials=polynomials)
-    values = np.linspace(0.1, 1, 6)
-    squares = degrees[0] > 1
-    bound = np.sum(values**4) ** 0.25 if squares else np.sqrt(np.sum(values**2))
-    x, y = values / bound, bound**-0.25
-    for polynomial in polynomials:
-        factor = np.polynomial.Polynomial(polynomial)(x)
-        x, y = x * factor**4, y * factor
-    root = np.asarray(function(jnp.asarray(statistic, jnp.float32)))
-    np.testing.assert_allclose(np.diag(vectors.T @ root @ vectors), y, rtol=1e-4)
-    text = str(jax.make_jaxpr(function)(jnp.ones((6, 6))))
-    assert text.count("dot_general") == count_products(polynomials)
-
-
 # --- options -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "message"),
     [
-        (lambda: TrackedStatistics(beta2=1.0), r"TrackedStatistics.beta2 must lie in \[0, 1\), got 1"),
-        (lambda: TrackedStatistics(beta2="much"), "TrackedStatistics.beta2 must be a number"),
-        (lambda: TrackedStatistics(start=-1.0), "TrackedStatistics.start must be finite and at least"),
-        (lambda: TrackedStatistics(polynomials=()), "at least one polynomial"),
-        (lambda: TrackedStatistics(polynomials=((1.0,),)), "at least 2 finite numbers, got"),
-        (lambda: TrackedStatistics(polynomials=(3.0,)), "at least 2 finite numbers, got 3.0"),
-        (lambda: TrackedStatistics(polynomials=((1, -2),)), "positive .* got .*-1 somewhere"),
-        (lambda: TrackedStatistics(polynomials=((2, -1), (1, -2))), "positive"),
-        (lambda: BinomialSeries(()), "Series.factors must be at least 1 finite number, got"),
-        (lambda: BinomialSeries((np.nan,)), "Series.factors must be at least 1 finite number"),
-        (lambda: jorge(0.1, refresh="composite"), "refresh must be a BinomialSeries.*'compo"),
+        ({"beta2": 1.0}, r"TrackedStatistics.beta2 must lie in \[0, 1\), got 1"),
+        ({"beta2": "much"}, "TrackedStatistics.beta2 must be a number, got 'much'"),
+        ({"start": -1.0}, "TrackedStatistics.start must be finite and at least 0"),
+        (
+            {"inverse_root": ((1.0, 2.0),)},
+            r"TrackedStatistics.inverse_root must be a function .* got \(\(1.0, 2.0\)",
+        ),
+        (
+            {"preconditions": "sgd"},
+            "TrackedStatistics.preconditions must be one of gradient, momentum, "
+            "nesterov, got 'sgd'",
+        ),
     ],
 )
-def test_bad_options_are_refused(make, message):
+def test_bad_options_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        make()
+        TrackedStatistics(**options)
 
 
-@pytest.mark.usefixtures("x64")
-def test_series_may_have_any_factors():
-    rng = np.random.default_rng(3)
-    for factors in (
-        (-0.25,),
-        (-0.2304, 0.0727),
-        (-1 / 4, 5 / 32, -15 / 128, 195 / 2048),
-    ):
-        for shape in ((5, 4), (12, 2)):
-            g = rng.normal(size=shape)
-            optimizer = scale_by_jorge(
-                update_interval=1, rule=BinomialSeries(factors), root_dtype="float64"
-            )
-            params = jnp.zeros(shape)
-            _, state = optimizer.update(jnp.asarray(g), optimizer.init(params))
-            root = 1e-6**-0.25 * np.eye(shape[0])
-            x = np.linalg.matrix_power(root, 4) @ g @ g.T
-            norm = np.linalg.norm(x)
-            series = np.eye(shape[0]) + sum(
-                f * np.linalg.matrix_power(x / norm, k + 1)
-                for k, f in enumerate(factors)
-            )
-            expected = (1 + 1 / norm) ** 0.25 * root @ series
-            found = next(iter(state.roots.values())).left[0]
-            chex.assert_trees_all_close(found, expected, rtol=1e-9)
-            with pytest.raises(AssertionError):
-                chex.assert_trees_all_close(found, expected * 1.0001, rtol=1e-9)
+def exact_root(statistic, precision):
+    del precision
+    values, vectors = jnp.linalg.eigh(statistic)
+    return (vectors * values[None] ** -0.25) @ vectors.T
 
 
-def test_one_factor_costs_one_product_less():
-    def products(factors):
-        optimizer = scale_by_jorge(rule=BinomialSeries(factors))
-        params = jax.ShapeDtypeStruct((8, 8), "float32")
-        state = jax.eval_shape(optimizer.init, params)
-        return str(jax.make_jaxpr(optimizer.update)(params, state)).count("dot_general")
-
-    assert products((-0.25,)) == products((-0.25, 0.15)) - 1
-    assert products((-0.25, 0.15, -0.1)) == products((-0.25, 0.15)) + 1
+@pytest.mark.parametrize(
+    ("inverse_root", "reference"),
+    [
+        (exact_root, lambda values: values**-0.25),
+        (
+            PolynomialRoot(polynomials=((0.5, 0.5),)),
+            lambda values: (
+                (0.5 + 0.5 * values / np.linalg.norm(values))
+                * np.linalg.norm(values) ** -0.25
+            ),
+        ),
+    ],
+)
+def test_roots_are_what_inverse_root_makes_of_the_statistics(inverse_root, reference):
+    rng = np.random.default_rng(0)
+    rule = TrackedStatistics(inverse_root=inverse_root)
+    optimizer = scale_by_jorge(update_interval=1, rule=rule)
+    state = optimizer.init(jnp.zeros((5, 3)))
+    for _ in range(3):
+        gradient = jnp.asarray(rng.normal(size=(5, 3)), jnp.float32)
+        _, state = optimizer.update(gradient, state)
+    for side in ("left", "right"):
+        found = getattr(state.roots["5x3"], side)[0]
+        statistic = np.asarray(getattr(state.statistics["5x3"], side)[0], np.float64)
+        values, vectors = np.linalg.eigh(statistic)
+        expected = (vectors * reference(values)) @ vectors.T
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        default = PolynomialRoot()(jnp.asarray(statistic), "highest")
+        with pytest.raises(AssertionError):
+            np.testing.assert_allclose(default, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_statistics_are_float32_at_least():
@@ -228,15 +147,13 @@ def test_diagnostics_and_sizes_know_of_statistics():
     for rule in (BinomialSeries(), RULE):
         optimizer = jorge(0.1, rule=rule)
         _, state = optimizer.update(grads, optimizer.init(params))
-        reports[rule] = diagnostics(state, grads)
+        reports[rule] = diagnostics(state, params, grads)
     assert set(reports[BinomialSeries()]) - set(reports[RULE]) == {
-        f"6x4/{side}/{name}"
-        for side in ("left", "right")
-        for name in ("beta2", "growth")
+        f"w/{side}/{name}" for side in ("left", "right") for name in ("beta2", "growth")
     }
     assert set(reports[RULE]) <= set(reports[BinomialSeries()])
-    assert reports[RULE]["6x4/left/asymmetry"] == 0
-    assert reports[BinomialSeries()]["6x4/left/asymmetry"] > 0
+    assert reports[RULE]["w/left/asymmetry"] == 0
+    assert reports[BinomialSeries()]["w/left/asymmetry"] > 0
 
     more = 4 * (6 * 6 + 4 * 4)
     assert state_size(params, rule=RULE) == state_size(params) + more
@@ -344,10 +261,10 @@ def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
     grads = [rng.normal(size=(16, 8)) for _ in range(60)]
     grads[40][:8] *= 1e-4
 
-    def shares(refresh):
+    def shares(rule):
         optimizer = graft(
             optax.trace(0.9),
-            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=refresh),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=rule),
         )
         state = optimizer.init(jnp.zeros((16, 8)))
         update = jax.jit(optimizer.update)

@@ -1,0 +1,172 @@
+"""Lengths of the step: optax's optimizers measured on each tile."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jorge_optax import BinomialSeries, Tiling, jorge, lengths, state_size
+from jorge_optax._stacks import plan_tree, to_stacks
+from tests.helpers.contract import assert_close, assert_differs
+
+PARAMS = {
+    "conv": jnp.ones((3, 3, 2, 4)),
+    "dense": jnp.ones((6, 5)),
+    "b": jnp.ones(4),
+    "scale": jnp.ones(()),
+}
+TILINGS = [Tiling(), Tiling(4)]
+INPUTS = ("gradient", "momentum", "nesterov")
+B1, B2, EPS = 0.8, 0.95, 1e-3
+# A length, and what optax computes.
+PAIRS = {
+    "sgd": (lengths.SGD(), optax.trace(B1)),
+    "adam": (lengths.Adam(B2, EPS), optax.scale_by_adam(B1, B2, EPS)),
+}
+OTHERS = {
+    "sgd": optax.trace(B1, nesterov=True),
+    "adam": optax.scale_by_adam(B1, 0.9, EPS),
+}
+
+
+def gradients(steps=5):
+    """Gradients of varying size, so that the decay rates matter."""
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        size = 10.0 ** (step % 3)
+        yield jax.tree.map(
+            lambda x, size=size: jnp.asarray(size * rng.normal(size=x.shape)), PARAMS
+        )
+
+
+def run(optimizer):
+    """The updates of all steps."""
+    state, update, found = optimizer.init(PARAMS), jax.jit(optimizer.update), []
+    for grads in gradients():
+        updates, state = update(grads, state)
+        found.append(updates)
+    return found
+
+
+def tile_norms(updates, tiling):
+    """The norm of each tile of each parameter, by stack."""
+    plan = plan_tree(PARAMS, tiling)
+    return [
+        {
+            key: np.linalg.norm(np.asarray(tiles, np.float64), axis=(1, 2))
+            for key, tiles in to_stacks(plan, jax.tree.leaves(tree)).items()
+        }
+        for tree in updates
+    ]
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_length_on_stacks_is_grafting_on_leaves(name, tiling):
+    length, transformation = PAIRS[name]
+    options = dict(update_interval=2, tiling=tiling)
+    found = run(jorge(0.1, B1, grafting=length, **options))
+    expected = run(jorge(0.1, B1, grafting=transformation, **options))
+    assert_close(found, expected, tolerance=1e-6)
+    other = run(jorge(0.1, B1, grafting=OTHERS[name], **options))
+    assert_differs(assert_close, found, other, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("preconditions", INPUTS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_step_of_each_tile_has_the_norm_of_optax(name, preconditions, tiling):
+    """Also where the momentum of the rule is shared."""
+    length, transformation = PAIRS[name]
+    rule = BinomialSeries(preconditions=preconditions)
+    found = run(jorge(1.0, B1, rule=rule, grafting=length, tiling=tiling))
+    steps = run(transformation)
+    norms = tile_norms(found, tiling)
+    chex.assert_trees_all_close(norms, tile_norms(steps, tiling), rtol=1e-5)
+    other = tile_norms(run(OTHERS[name]), tiling)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(norms, other, rtol=1e-2)
+    # Parameters without roots take the very step; the others another direction.
+    for ours, theirs in zip(found, steps, strict=True):
+        for key in ("b", "scale"):
+            chex.assert_trees_all_close(ours[key], -theirs[key], rtol=1e-5)
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_close(ours["dense"], -theirs["dense"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("preconditions", ["momentum", "nesterov"])
+def test_rules_with_their_own_momentum_work_with_grafting_on_leaves(preconditions):
+    transformation = PAIRS["adam"][1]
+    rule = BinomialSeries(preconditions=preconditions)
+    found = run(jorge(1.0, B1, rule=rule, grafting=transformation))
+    norms = tile_norms(found, Tiling())
+    expected = tile_norms(run(transformation), Tiling())
+    chex.assert_trees_all_close(norms, expected, rtol=1e-5)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(
+            norms, tile_norms(run(OTHERS["adam"]), Tiling()), rtol=1e-2
+        )
+
+
+def test_a_shared_momentum_is_not_kept_twice():
+    matrices = sum(x.size for x in jax.tree.leaves(PARAMS) if x.ndim > 1)
+    for length in (lengths.SGD(), lengths.Adam()):
+        own = state_size(PARAMS, grafting=length)
+        rule = BinomialSeries(preconditions="nesterov")
+        shared = state_size(PARAMS, rule=rule, grafting=length)
+        # Adam's own transformation also has a count.
+        count = 4 if isinstance(length, lengths.Adam) else 0
+        assert own - shared == 4 * matrices + count
+
+
+@dataclasses.dataclass(frozen=True)
+class SignLength:
+    """A user's length: that of the signs of the gradients."""
+
+    def transformation(self, momentum, accumulator_dtype):
+        del momentum, accumulator_dtype
+        return optax.scale_by_sign()
+
+    def init(self, tiles):
+        del tiles
+        return ()
+
+    def measure(self, state, gradients, momenta, *, momentum, count):
+        del momenta, momentum, count
+        return jax.tree.map(jnp.sign, gradients), state
+
+
+@pytest.mark.parametrize("preconditions", INPUTS)
+def test_a_users_length_plugs_in(preconditions):
+    assert isinstance(SignLength(), lengths.Length)
+    rule = BinomialSeries(preconditions=preconditions)
+    found = run(jorge(1.0, B1, rule=rule, grafting=SignLength()))
+    expected = tile_norms(run(optax.scale_by_sign()), Tiling())
+    norms = tile_norms(found, Tiling())
+    chex.assert_trees_all_close(norms, expected, rtol=1e-5)
+    assert norms[0]["6x5"][0] == pytest.approx(np.sqrt(30), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "grafting", [lengths.Adam, SignLength, "adam", object(), optax.scale_by_adam]
+)
+def test_what_is_no_length_is_refused(grafting):
+    with pytest.raises(ValueError, match="grafting must be 'sgd', a length such as"):
+        jorge(0.1, grafting=grafting)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"b2": 1.0}, r"lengths.Adam.b2 must lie in \[0, 1\), got 1.0"),
+        ({"b2": None}, "lengths.Adam.b2 must be a number, got None"),
+        ({"eps": 0.0}, "lengths.Adam.eps must be positive and finite, got 0.0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        lengths.Adam(**options)
