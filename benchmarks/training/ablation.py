@@ -3,10 +3,10 @@
 Question: the whitening rule differs from 0.1.0's rule with statistics by six changes.
 What is each worth, singly and together? Do cheaper or stronger variants exist?
 Method: one configurable rule, ``Ablated``, that plugs into ``jorge`` by the ``Rule``
-protocol, with the roots of the package's polynomials. Single-shot in every row: on the MLP and the ResNet at the rate and length of
-tuned SGD, on the transformer at the rate and length of tuned AdamW, with interval 10
-unless the variant says otherwise. Seeds 0 to 2; the same batches and first parameters
-for all variants.
+protocol, with roots by the package's polynomials. Single-shot in every row: on the MLP
+and the ResNet at the rate and length of tuned SGD, on the transformer at the rate and
+length of tuned AdamW, with interval 10 unless the variant says otherwise. Seeds 0 to 2;
+the same batches and first parameters for all variants.
 Answer: docs/whitening.md, from benchmarks/results/ablation.json.
 
     python -m benchmarks.training.ablation [--problems mlp resnet lm] [VARIANT ...]
