@@ -3,7 +3,7 @@
 import jax
 
 from benchmarks.problems import language_model, shapes
-from jorge_optax import BinomialSeries, TrackedStatistics
+from jorge_optax import BinomialSeries, TrackedStatistics, Whitening
 
 MODELS = {
     "resnet50": lambda: shapes.resnet(50),
@@ -11,4 +11,8 @@ MODELS = {
     # Two blocks of width 128, a context of 64, 256 bytes.
     "transformer": lambda: jax.eval_shape(lambda: language_model.init(0)),
 }
-RULES = {"series": BinomialSeries(), "composite": TrackedStatistics()}
+RULES = {
+    "series": BinomialSeries(),
+    "composite": TrackedStatistics(),
+    "whitening": Whitening(),
+}

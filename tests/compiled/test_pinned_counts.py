@@ -31,8 +31,9 @@ class Counts(NamedTuple):
     state_bytes: int  # float32: roots, statistics (composite), momenta; one count
 
 
-# Where refresh_products come from: 2 grams a stack, and for each length of side, of all
-# stacks at once, 5 products of the paper's series or 12 of the composite rule.
+# Where refresh_products come from: 2 Gram matrices a stack, and 2 whitened gradients of
+# the whitening rule; and for each length of side, of all stacks at once, 5 products of
+# the paper's series or 12 of the polynomials of the other rules.
 PINNED = {
     # 10 stacks with the sides 64, 128, 147, 192, 250, 256: 10 x 2 + 6 x 5 products.
     ("resnet50", "series"): Counts(
@@ -56,6 +57,17 @@ PINNED = {
         characters=531_092,
         state_bytes=618_052_332,
     ),
+    # 10 x 4 + 6 x 12 products; statistics, too, and one momentum.
+    ("resnet50", "whitening"): Counts(
+        stacks=10,
+        products=20,
+        refresh_products=112,
+        conditionals=1,
+        flops=25_634_903_168,
+        refresh_flops=364_562_081_800,
+        characters=589_595,
+        state_bytes=516_040_684,
+    ),
     # The same numbers of stacks and sides, 21 in place of 250; 282 more tiles.
     ("deeplabv3_resnet50", "series"): Counts(
         stacks=10,
@@ -76,6 +88,17 @@ PINNED = {
         refresh_flops=558_802_503_672,
         characters=563_586,
         state_bytes=1_013_592_964,
+    ),
+    # The same again.
+    ("deeplabv3_resnet50", "whitening"): Counts(
+        stacks=10,
+        products=20,
+        refresh_products=112,
+        conditionals=1,
+        flops=42_492_983_424,
+        refresh_flops=601_295_487_096,
+        characters=622_847,
+        state_bytes=845_805_700,
     ),
     # 5 stacks with the sides 64, 128, 192, 256. The long sides of 256x128 and 128x256
     # go without a gram, by 9 products each: 5 x 2 - 2 grams, 3 x 5 and 2 x 9 products.
@@ -99,6 +122,17 @@ PINNED = {
         refresh_flops=6_003_097_600,
         characters=210_602,
         state_bytes=12_687_876,
+    ),
+    # 5 x 4 + 4 x 12 products.
+    ("transformer", "whitening"): Counts(
+        stacks=5,
+        products=10,
+        refresh_products=68,
+        conditionals=1,
+        flops=334_495_744,
+        refresh_flops=6_337_593_344,
+        characters=238_503,
+        state_bytes=10_820_100,
     ),
 }
 # Other versions of jax write the same program in other words: the numbers are of jax
@@ -144,7 +178,12 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     """The comments of the table, as formulas."""
     params, pinned = MODELS[model](), PINNED[model, rule]
     thin = THIN.get((model, rule), set())
-    each = 5 if rule == "series" else count_products(POLYNOMIALS[4])
+    each = {
+        "series": 5,
+        "composite": count_products(POLYNOMIALS[4]),
+        "whitening": count_products(POLYNOMIALS[2], 2),
+    }[rule]
+    whitens = rule == "whitening"
     stacks = plan_tree(params, Tiling()).stacks.values()
     sides, applied, by_gram, alone, roots = set(), 0, 0, 0, 0
     for n, rows, columns in stacks:
@@ -155,16 +194,18 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
                 alone += n * (7 * m * m * k + 2 * m * k * k)
             else:
                 sides.add(m)
-                by_gram += n * (m * m * k + each * m**3)
+                by_gram += n * (m * m * k + each * m**3 + whitens * m * k * k)
     assert pinned.stacks == len(stacks)
     assert pinned.products == 2 * len(stacks)
     assert pinned.flops == 2 * applied
-    grams = 2 * len(stacks) - len(thin)
+    grams = 2 * (1 + whitens) * len(stacks) - len(thin)
     assert pinned.refresh_products == grams + each * len(sides) + 9 * len(thin)
     assert pinned.refresh_flops == 2 * (by_gram + alone)
-    # Momentum for all; for matrices that of the direction and that of SGD.
+    # Momentum for all; for matrices that of the direction and that of SGD, unless the
+    # rule shares one.
     leaves = jax.tree.leaves(params)
-    momenta = sum(leaf.size * (2 if leaf.ndim > 1 else 1) for leaf in leaves)
+    own = 1 if whitens else 2
+    momenta = sum(leaf.size * (own if leaf.ndim > 1 else 1) for leaf in leaves)
     held = roots if rule == "series" else 2 * roots
     # One count: the momenta are part of JorgeState and have no count of their own.
     assert pinned.state_bytes == 4 * (momenta + held) + 4
