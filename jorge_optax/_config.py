@@ -17,6 +17,7 @@ from jorge_optax._schedules import thirds_decay_schedule
 from jorge_optax._series import BinomialSeries
 from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._types import Mask, ScalarOrSchedule, Shape
+from jorge_optax._whitening import Whitening
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,8 @@ def from_sgd(
       decoupled: Whether ``weight_decay`` is decoupled already; then it is not divided.
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
-      rule: Passed unchanged to :func:`jorge_optax.jorge`.
+      rule: How the roots are refreshed; ``None`` is the paper's rule,
+        :class:`jorge_optax.BinomialSeries`.
 
     Returns:
       A :class:`JorgeConfig`.
@@ -265,7 +267,7 @@ def from_adamw(
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
       leave_out: Parameters with one of these words in their path take Adam's own step.
-      rule: Passed unchanged to :func:`jorge_optax.jorge`.
+      rule: How the roots are refreshed; ``None`` is :class:`jorge_optax.Whitening`.
 
     Returns:
       A :class:`JorgeConfig`.
@@ -278,7 +280,7 @@ def from_adamw(
       momentum         0.9
       weight_decay     0.1
       update_interval  10
-      rule             BinomialSeries()
+      rule             Whitening()
       grafting         Adam(b2=0.95, eps=1e-08)
       leave_out        ['embed', 'position']
       >>> optimizer = config.optimizer()
@@ -295,7 +297,7 @@ def from_adamw(
         momentum=b1,
         weight_decay=weight_decay,
         update_interval=update_interval,
-        rule=rule or BinomialSeries(),
+        rule=rule or Whitening(),
         grafting=lengths.Adam(b2=b2, eps=eps),
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,

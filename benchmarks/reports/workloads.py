@@ -12,6 +12,7 @@ from examples.shared import compare
 ORDER = (
     *("sgd", "adamw", "shampoo", "jorge", "jorge-composite"),
     *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
+    "jorge-whitening/sgd-schedule",
 )
 Table = tuple[list[str], list[list[str]]]
 

@@ -39,7 +39,11 @@ MIDDLES = {
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
 NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
-SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule")
+SCHEDULES = (
+    *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
+    "jorge-whitening/sgd-schedule",
+)
+SHORT = "jorge-composite/sgd-schedule"  # what the short runs use
 SHARES = {"classification": 0.73, "segmentation": 0.6}  # the paper's gains
 WORKLOADS = {
     "classification": (
@@ -150,7 +154,7 @@ def main() -> None:
     if arguments.short:
         for seed in SEEDS:
             share = SHARES[workload.name]
-            workload.run("short", SCHEDULES[-1], seed, workload.config, share)
+            workload.run("short", SHORT, seed, workload.config, share)
     if arguments.final is not None:
         for seed in SEEDS:
             for name in arguments.final or (*NAMES, *SCHEDULES):

@@ -21,6 +21,7 @@ COLORS = {
     "shampoo": "tab:green",
     "jorge": "tab:red",
     "jorge-composite": "tab:orange",
+    "jorge-whitening": "tab:purple",
 }
 
 

@@ -12,6 +12,7 @@ from jorge_optax import (
     JorgeConfig,
     Rule,
     TrackedStatistics,
+    Whitening,
     from_sgd,
 )
 
@@ -20,6 +21,7 @@ RULES: dict[str, Rule] = {
     "shampoo": exact_rule(),
     "jorge": BinomialSeries(),
     "jorge-composite": TrackedStatistics(),
+    "jorge-whitening": Whitening(),
 }
 FROM_SGD = tuple(RULES)
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
@@ -60,9 +62,9 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
     """Builds the optimizer of that name for a run of `steps` steps.
 
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
-    `jorge-composite` and `shampoo` (exact roots) have none: learning rate, weight
-    decay and step decay in thirds follow from SGD's. With the suffix "/sgd-schedule"
-    they keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
+    `jorge-composite`, `jorge-whitening` and `shampoo` (exact roots) have none: learning
+    rate, weight decay and step decay in thirds follow from SGD's. With the suffix
+    "/sgd-schedule" they keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
     """
     check_name(name)
     mask = None if config.decay_all else kernels

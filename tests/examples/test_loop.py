@@ -87,7 +87,7 @@ def test_the_last_and_the_best_checkpoints_stay(tmp_path):
 
 
 def test_all_optimizers_train_from_the_same_start(tmp_path):
-    for name in ("sgd", "adamw", "shampoo", "jorge-composite", "jorge/sgd-schedule"):
+    for name in ("sgd", "adamw", "shampoo", "jorge-whitening", "jorge/sgd-schedule"):
         rows = train(tmp_path / name.replace("/", "-"), name, steps=5)
         assert np.isfinite(rows[-1]["loss"])
 
