@@ -34,13 +34,14 @@ from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import PolynomialRoot, TrackedStatistics, jorge
+from jorge_optax import PolynomialRoot, TrackedStatistics, Whitening, jorge
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 SGD_RATE = "/sgd-rate"
 ROOTS = ("paper", "composite", "shampoo")
+WHITENING = ("whitening@10/sgd-rate", "whitening@50/sgd-rate")
 PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
     polynomials=(
         (3.25665, -32.6675, 121.806, -168.46, 77.065),
@@ -55,6 +56,7 @@ CENTRAL_RATES = {"adamw": 2e-3, "muon": 2e-2, "psgd": 2e-3}  # others: the probl
 FINAL = (
     *("sgd", "adamw", "muon", "psgd"),
     *(f"{name}@{k}{SGD_RATE}" for k in (10, 50) for name in ROOTS),
+    *WHITENING,
     *(f"{name}@10" for name in ROOTS),
 )
 
@@ -83,6 +85,8 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
         return jorge
     if family == "composite":
         return functools.partial(jorge, rule=TrackedStatistics())
+    if family == "whitening":
+        return functools.partial(jorge, rule=Whitening())
     if family == "pair":
         return functools.partial(jorge, rule=TrackedStatistics(inverse_root=PAIR))
     if family == "shampoo":
