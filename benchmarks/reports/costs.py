@@ -245,7 +245,10 @@ def _language_model_rows() -> list[list[str]]:
     rows = results.read("adamw_study")["rows"]
     size = {row["variant"]: row["state_bytes"] for row in rows}
     table = []
-    for variant in ("adamw", "jorge", "jorge, composite rule"):
+    for variant in (
+        *("adamw", "muon", "jorge"),
+        *("jorge, composite rule", "jorge, whitening"),
+    ):
         crossings = [crossing for crossing, _ in runs[variant] if crossing]
         table.append(
             _summary_row(
