@@ -12,6 +12,7 @@ from jorge_optax import (
     PolynomialRoot,
     Tiling,
     TrackedStatistics,
+    Whitening,
     describe,
     diagnostics,
     graft,
@@ -22,6 +23,10 @@ from jorge_optax import (
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 
 RULE = TrackedStatistics()
+# Whitening keeps statistics, too; it shares these guards.
+with_statistics = pytest.mark.parametrize(
+    "rule", [RULE, Whitening()], ids=["tracked", "whitening"]
+)
 
 
 def scan(gradient_at, steps, shape, rule=RULE):
@@ -173,10 +178,11 @@ def test_scaled_gradients(dtype, factor):
     assert_as_long_as_sgd(grads, dtype, rule=RULE, tiling=Tiling(8))
 
 
+@with_statistics
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zero_gradients_change_nothing(dtype):
+def test_zero_gradients_change_nothing(rule, dtype):
     rng = np.random.default_rng(6)
-    optimizer = jorge(0.1, rule=RULE, update_interval=1)
+    optimizer = jorge(0.1, rule=rule, update_interval=1)
     params = jnp.ones((6, 4), dtype)
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
@@ -200,10 +206,11 @@ def test_zero_gradients_change_nothing(dtype):
             )
 
 
+@with_statistics
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_bad_gradient_never_enters_roots_or_statistics(bad):
+def test_a_bad_gradient_never_enters_roots_or_statistics(rule, bad):
     rng = np.random.default_rng(7)
-    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), rule=RULE)
+    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), rule=rule)
     params = jnp.zeros((12, 6))
     state = optimizer.init(params)
     for _ in range(3):
