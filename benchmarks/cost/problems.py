@@ -73,7 +73,8 @@ def workload_bytes(name: str) -> list[dict]:
     model = nnx.eval_shape(lambda: task.model(nnx.Rngs(0)))
     params = nnx.split(model, nnx.Param, ...)[1]
     rows = []
-    for key in workloads.NAMES:
+    names = (*workloads.NAMES, *workloads.SCHEDULES)
+    for key in dict.fromkeys(map(optimizers.base_name, names)):
         built = optimizers.build(
             key, config, steps=100, steps_per_epoch=task.steps_per_epoch
         )
