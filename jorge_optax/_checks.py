@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jorge_optax._types import Dtype, Precision, Scalar
+from jorge_optax._types import Dtype, Input, Precision, Scalar
 
 
 def check_number(
@@ -68,7 +69,7 @@ def check_coefficients(name: str, values: object, at_least: int) -> tuple[float,
 
 def check_input(name: str, value: str) -> None:
     """Raises unless a value names what a rule preconditions."""
-    choices = ("gradient", "momentum", "nesterov")
+    choices = get_args(Input)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 
-from jorge_optax._types import Dtype, Precision, PyTree, Scalar, Sides, Stacks
-
-Input = Literal["gradient", "momentum", "nesterov"]
+from jorge_optax._types import (
+    Dtype,
+    Input,
+    Precision,
+    PyTree,
+    Scalar,
+    Sides,
+    Stacks,
+)
 
 
 class Preconditioner(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from jorge_optax import _algorithm, _guards, _thin_tiles
 from jorge_optax._checks import check_coefficients, check_input
 from jorge_optax._numerics import split_scales
-from jorge_optax._rule import Input, Preconditioner
+from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
     apply_roots,
@@ -24,7 +24,7 @@ from jorge_optax._sides import (
     split_sides,
     start_roots,
 )
-from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
+from jorge_optax._types import Dtype, Input, Matmul, Precision, Scalar, Stacks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jorge_optax._checks import check_below_one, check_input, check_not_negative
 from jorge_optax._polynomials import PolynomialRoot
-from jorge_optax._rule import Input, Preconditioner
+from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
     Side,
@@ -21,7 +21,7 @@ from jorge_optax._sides import (
     split_sides,
     start_roots,
 )
-from jorge_optax._types import Dtype, Precision, Scalar, Sides, Stacks
+from jorge_optax._types import Dtype, Input, Precision, Scalar, Sides, Stacks
 
 InverseRoot = Callable[[jax.Array, Precision], jax.Array]
 

@@ -14,6 +14,7 @@ from jorge_optax._checks import (
     canonical_dtype,
     canonical_precision,
     check_below_one,
+    check_input,
     check_not_negative,
     check_number,
     check_positive,
@@ -271,17 +272,13 @@ def _refresh_is_due(
 def _checked(rule: Rule | None) -> Rule:
     if rule is None:
         return BinomialSeries()
-    inputs = ("gradient", "momentum", "nesterov")
-    if (
-        isinstance(rule, type)
-        or not isinstance(rule, Rule)
-        or rule.preconditions not in inputs
-    ):
+    if isinstance(rule, type) or not isinstance(rule, Rule):
         raise TypeError(
             "rule must be BinomialSeries(), which is the paper's rule, "
             "TrackedStatistics(), another object with the members of jorge_optax.Rule, "
             f"or None, got {rule!r}."
         )
+    check_input(f"{type(rule).__name__}.preconditions", rule.preconditions)
     return rule
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ Scalar: TypeAlias = float | jax.Array
 
 ScalarOrSchedule: TypeAlias = Scalar | Callable[[Any], jax.typing.ArrayLike]
 Matmul: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+Input: TypeAlias = Literal["gradient", "momentum", "nesterov"]
+"""What a rule applies its roots to."""
+
 Mask: TypeAlias = PyTree | Callable[[PyTree], PyTree] | None
 
 

@@ -12,14 +12,21 @@ import jax.numpy as jnp
 from jorge_optax._checks import check_below_one, check_not_negative, check_number
 from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Preconditioner
-from jorge_optax._sides import Side, apply_roots, damp, join_sides, split_sides
+from jorge_optax._sides import (
+    Side,
+    apply_roots,
+    damp,
+    join_sides,
+    split_sides,
+    start_roots,
+)
 from jorge_optax._statistics import (
     InverseRoot,
     check_inverse_root,
     take_roots,
     zero_statistics,
 )
-from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Sides, Stacks
+from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +93,8 @@ class Whitening:
     ) -> Preconditioner:
         """Starts roots as identities and statistics as zero; ``eps`` is not used."""
         del eps
-        roots = {}
-        for key, (n, rows, columns) in ((k, tile.shape) for k, tile in tiles.items()):
-            left, right = (jnp.eye(m, dtype=dtype) for m in (rows, columns))
-            roots[key] = Sides(jnp.tile(left, (n, 1, 1)), jnp.tile(right, (n, 1, 1)))
-        return Preconditioner(roots, zero_statistics(tiles, dtype))
+        identities = start_roots(tiles, 1.0, dtype)
+        return Preconditioner(identities, zero_statistics(tiles, dtype))
 
     def refresh(
         self,

@@ -247,3 +247,12 @@ def lacking(member):
 def test_what_is_no_rule_is_refused(make, rule):
     with pytest.raises(TypeError, match=r"rule must be BinomialSeries\(\), which is"):
         make(rule=rule)
+
+
+def test_a_rule_must_say_what_it_preconditions():
+    rule = BinomialSeries()
+    object.__setattr__(rule, "preconditions", "weights")  # as a user's own rule may
+    message = "BinomialSeries.preconditions must be one of gradient, momentum, nesterov"
+    with pytest.raises(ValueError, match=message):
+        jorge(0.1, rule=rule)
+    jorge(0.1, rule=BinomialSeries())
