@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jorge_optax._stacks import Plan, from_stacks, plan_tree, to_stacks
-from jorge_optax._tiling import Tiling
+from jorge_optax._tiling import Tiling, matrices_shape
 from jorge_optax._types import Dtype, PyTree, Shape
 
 
@@ -25,6 +26,7 @@ def on_tiles(
     others: optax.GradientTransformation | None = None,
     *,
     tiling: Tiling | None = None,
+    factor: Callable[[int, int], float] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Applies ``tiles`` to all parameters with roots, ``others`` to the rest.
 
@@ -33,6 +35,8 @@ def on_tiles(
       others: Receives the tree with :class:`optax.MaskedNode` in place of parameters
         with roots; ``None`` passes the other parameters through.
       tiling: The :class:`Tiling`; ``None`` is the default one.
+      factor: Function of the rows and columns of a parameter's matrix that gives the
+        number by which its step is multiplied; ``None`` is 1.
 
     Returns:
       The transformation; its state is a :class:`TiledState`, or simply the state of
@@ -48,6 +52,17 @@ def on_tiles(
             optax.MaskedNode() if leaf_plan.view else leaf
             for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
         )
+
+    def join(plan: Plan, stacks: PyTree, leaves: list[jax.Array]) -> list[jax.Array]:
+        joined = from_stacks(plan, stacks, leaves)
+        if factor is None:
+            return joined
+        return [
+            factor(*matrices_shape(own.shape, own.view)[1:]) * leaf
+            if own.view
+            else leaf
+            for own, leaf in zip(plan.leaves, joined, strict=True)
+        ]
 
     def init_tiles(plan: Plan, dtype: Dtype) -> PyTree:
         stacks: PyTree = {
@@ -79,7 +94,7 @@ def on_tiles(
             stacks = to_stacks(plan, leaves)
             stacks, tiles_state = tiles.update(stacks, tiles_state)
         if others is None:
-            return treedef.unflatten(from_stacks(plan, stacks, leaves)), tiles_state
+            return treedef.unflatten(join(plan, stacks, leaves)), tiles_state
 
         rest, others_state = others.update(split(updates, plan), state.others)
         rest = iter(jax.tree.leaves(rest))
@@ -87,7 +102,7 @@ def on_tiles(
             leaf if leaf_plan.view else next(rest)
             for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
         ]
-        merged = treedef.unflatten(from_stacks(plan, stacks, leaves))
+        merged = treedef.unflatten(join(plan, stacks, leaves))
         return merged, TiledState(tiles_state, others_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -19,7 +19,7 @@ import optax
 from jorge_optax._checks import check_below_one, check_positive
 from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
 
-__all__ = ("SGD", "Adam", "Length")
+__all__ = ("SGD", "Adam", "Length", "Shape")
 
 
 @runtime_checkable
@@ -150,3 +150,61 @@ class Adam:
             second,
         )
         return steps, second
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A length by shape alone: a root mean square of one over the root of the rows.
+
+    The rows of a parameter's matrix are its inputs, so each step changes the outputs of
+    a layer by about the learning rate, whatever the gradients' size. Such steps do not
+    shrink with the gradient: the learning rate must decay to zero.
+
+    Attributes:
+      others: Parameters without roots take Adam's step times this number.
+      b2: Decay rate of the second moment of that Adam.
+
+    Examples:
+      >>> import optax
+      >>> from jorge_optax import Whitening, jorge, lengths
+      >>> schedule = optax.cosine_decay_schedule(0.05, 9000)
+      >>> optimizer = jorge(schedule, rule=Whitening(), grafting=lengths.Shape())
+    """
+
+    others: float = 0.1
+    b2: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        check_positive("lengths.Shape.others", self.others)
+        check_below_one("lengths.Shape.b2", self.b2)
+
+    def factor(self, rows: int, columns: int) -> float:
+        """Returns the root mean square of the steps of a matrix."""
+        del columns
+        return rows**-0.5
+
+    def transformation(
+        self, momentum: Scalar, accumulator_dtype: Dtype | None
+    ) -> optax.GradientTransformation:
+        """Returns Adam, for parameters without roots."""
+        adam = optax.scale_by_adam(momentum, self.b2, mu_dtype=accumulator_dtype)
+        return optax.chain(adam, optax.scale(self.others))
+
+    def init(self, tiles: PyTree) -> PyTree:
+        """Returns an empty state."""
+        del tiles
+        return ()
+
+    def measure(
+        self,
+        state: PyTree,
+        gradients: Stacks,
+        momenta: Stacks,
+        *,
+        momentum: Scalar,
+        count: jax.Array,
+    ) -> tuple[Stacks, PyTree]:
+        """Returns steps of a root mean square of one; ``factor`` does the rest."""
+        del momenta, momentum, count
+        return jax.tree.map(jnp.ones_like, gradients), state

@@ -29,19 +29,20 @@ def make_step(problem: Problem, make_optimizer: MakeOptimizer) -> Callable[..., 
 
 
 def trainer(
-    problem: Problem, make_optimizer: MakeOptimizer
+    problem: Problem, make_optimizer: MakeOptimizer, evaluations: int = 100
 ) -> Callable[[float, int], Curve]:
     """Returns a function of learning rate and seed that trains; it compiles once.
 
     Args:
       problem: what to train.
       make_optimizer: from a learning rate, which may be traced, to an optimizer.
+      evaluations: how often in a run the metric is taken, in equal steps.
 
     Returns:
-      A function that returns the metric at each 1% of the run, and None once a number
-      is not finite.
+      A function that returns the metric at each evaluation, and None once a number is
+      not finite.
     """
-
+    every = max(1, problem.steps // evaluations)
     step = make_step(problem, make_optimizer)
 
     def train(rate: float, seed: int) -> Curve:
@@ -50,12 +51,11 @@ def trainer(
         curve: Curve = []
         for i, batch in enumerate(problem.batches(seed), 1):
             params, model_state, state = step(params, model_state, state, batch, rate)
-            if i % problem.steps_between_evaluations == 0:
+            if i % every == 0:
                 metric = float(problem.evaluate(params, model_state))
                 if not np.isfinite(metric + float(optax.tree.norm(params))):
                     break
                 curve.append(round(metric, 5))
-        evaluations = problem.steps // problem.steps_between_evaluations
-        return curve + [None] * (evaluations - len(curve))
+        return curve + [None] * (problem.steps // every - len(curve))
 
     return train
