@@ -1,4 +1,4 @@
-"""Compares steps to a target of Jorge, exact Shampoo, SGD, AdamW, Muon and PSGD-Kron.
+"""Compares steps to a target of Jorge with those of first- and second-order peers.
 
 Question: how many steps does each optimizer need to 0.99 of what tuned SGD reaches?
 Method: the problems of benchmarks/problems, each with a cosine schedule to 0, momentum
@@ -6,10 +6,13 @@ Method: the problems of benchmarks/problems, each with a cosine schedule to 0, m
 end of the run: five learning rates of the ladder 1, 2, 5, 10, ...; while the best is at
 an edge, two more beyond it; in the end all families have tried equally many. Jorge and
 Shampoo are tuned at interval 10 and keep that rate at all intervals; names that end in
-/sgd-rate take SGD's instead. Then five other seeds, the same batches and the same first
-parameters for all. The metric is taken at each 1% of a run. The target is 0.99 of the
-mean metric of SGD's seeds at the end (a loss: that over 0.99). Ratios of steps are
-paired by seed: geometric mean and 95% t-interval of the logarithms.
+/sgd-rate take SGD's instead, and by-shape@10/default has the rate 0.05 on all problems.
+Muon leaves vectors and the last layer to Adam at AdamW's tuned rate; SOAP and
+KL-Shampoo leave vectors to Adam at their own rate. Then five other seeds, the same
+batches and the same first parameters for all. The metric is taken at each 1% of a run.
+The target is 0.99 of the mean metric of SGD's seeds at the end (a loss: that over
+0.99). Ratios of steps are paired by seed: geometric mean and 95% t-interval of the
+logarithms.
 Answer: docs/results.md, from benchmarks/results/training_*.json.
 
     python -m benchmarks.training.comparison PROBLEM [--tune | --range | --final]
@@ -27,19 +30,23 @@ import jax
 import numpy as np
 import optax
 
+from benchmarks.baselines.kl_shampoo import scale_by_kl_shampoo
+from benchmarks.baselines.matrices import with_adam
 from benchmarks.baselines.muon import muon
 from benchmarks.baselines.psgd import psgd
+from benchmarks.baselines.soap import scale_by_soap
 from benchmarks.harness import rates, results
 from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import PolynomialRoot, TrackedStatistics, Whitening, jorge
+from jorge_optax import PolynomialRoot, TrackedStatistics, Whitening, jorge, lengths
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
-SGD_RATE = "/sgd-rate"
+SGD_RATE, DEFAULT = "/sgd-rate", "/default"
+DEFAULT_RATE = 0.05  # of steps by shape
 ROOTS = ("paper", "composite", "shampoo")
 WHITENING = ("whitening@10/sgd-rate", "whitening@50/sgd-rate")
 PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
@@ -48,25 +55,45 @@ PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
         (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
     )
 )
+PEERS = ("sgd", "adamw", "muon", "psgd", "soap", "kl-shampoo")
 TUNED = {  # name of a family to that of the optimizer it is tuned by
-    **{name: name for name in ("sgd", "adamw", "muon", "psgd")},
-    **{name: f"{name}@10" for name in ROOTS},
+    **{name: name for name in PEERS},
+    **{name: f"{name}@10" for name in (*ROOTS, "whitening", "by-shape")},
 }
-CENTRAL_RATES = {"adamw": 2e-3, "muon": 2e-2, "psgd": 2e-3}  # others: the problem's
+CENTRAL_RATES = {  # others: the problem's
+    **{"adamw": 2e-3, "muon": 2e-2, "psgd": 2e-3, "soap": 5e-3, "kl-shampoo": 5e-3},
+    "by-shape": DEFAULT_RATE,
+}
 FINAL = (
-    *("sgd", "adamw", "muon", "psgd"),
+    *PEERS,
     *(f"{name}@{k}{SGD_RATE}" for k in (10, 50) for name in ROOTS),
     *WHITENING,
-    *(f"{name}@10" for name in ROOTS),
+    *(f"{name}@10" for name in (*ROOTS, "whitening", "by-shape")),
+    f"by-shape@10{DEFAULT}",
 )
 
 Row = dict[str, Any]
 
 
 def optimizer(
-    name: str, learning_rate: jax.typing.ArrayLike, steps: int, problem: Problem
+    name: str,
+    learning_rate: jax.typing.ArrayLike,
+    steps: int,
+    problem: Problem,
+    adam_rate: float | None = None,
 ) -> optax.GradientTransformation:
-    """The optimizer of a name such as "sgd" or "paper@10"; the rate may be traced."""
+    """The optimizer of a name such as "sgd" or "paper@10".
+
+    Args:
+      name: family, and the interval after "@".
+      learning_rate: may be traced.
+      steps: of the cosine schedule.
+      problem: what is trained.
+      adam_rate: of the leaves that Muon leaves to Adam.
+
+    Returns:
+      The optimizer.
+    """
     schedule = optax.cosine_decay_schedule(learning_rate, steps)
     family, _, k = name.partition("@")
     if family == "sgd":
@@ -74,7 +101,12 @@ def optimizer(
     if family == "adamw":
         return optax.adamw(schedule, b1=MOMENTUM, b2=B2, weight_decay=0.0)
     if family == "muon":
-        return muon(schedule, problem.muon_dimension_numbers, MOMENTUM)
+        numbers = problem.muon_dimension_numbers
+        others = adam_rate and optax.cosine_decay_schedule(adam_rate, steps)
+        return muon(schedule, numbers, MOMENTUM, others)
+    if family in ("soap", "kl-shampoo"):
+        make = scale_by_soap if family == "soap" else scale_by_kl_shampoo
+        return with_adam(make(MOMENTUM), schedule, b1=MOMENTUM, b2=B2)
     if family == "psgd":
         return psgd(schedule, MOMENTUM)
     return _with_roots(family)(schedule, MOMENTUM, update_interval=int(k))
@@ -87,6 +119,8 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
         return functools.partial(jorge, rule=TrackedStatistics())
     if family == "whitening":
         return functools.partial(jorge, rule=Whitening())
+    if family == "by-shape":
+        return functools.partial(jorge, rule=Whitening(), grafting=lengths.Shape())
     if family == "pair":
         return functools.partial(jorge, rule=TrackedStatistics(inverse_root=PAIR))
     if family == "shampoo":
@@ -95,8 +129,14 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
 
 
 @functools.cache
-def _trainer(problem: Problem, name: str) -> Callable[[float, int], Curve]:
-    return trainer(problem, lambda rate: optimizer(name, rate, problem.steps, problem))
+def _trainer(
+    problem: Problem, name: str, adam_rate: float | None, evaluations: int
+) -> Callable[[float, int], Curve]:
+    return trainer(
+        problem,
+        lambda rate: optimizer(name, rate, problem.steps, problem, adam_rate),
+        evaluations,
+    )
 
 
 class Study:
@@ -116,15 +156,18 @@ class Study:
         row = dict(optimizer=name, stage=stage, learning_rate=rate, seed=seed)
         if any(row.items() <= old.items() for old in rows):
             return
-        plain = name.removesuffix(SGD_RATE)
+        plain = name.partition("/")[0]
         same = {"learning_rate": rate, "seed": seed}
         curves = [
             old["curve"]
             for old in rows
             if same.items() <= old.items()
-            and old["optimizer"].removesuffix(SGD_RATE) == plain
+            and old["optimizer"].partition("/")[0] == plain
         ]
-        curve = curves[0] if curves else _trainer(self.problem, plain)(rate, seed)
+        # Tuning takes the end alone; evaluations are most of the time of small runs.
+        adam_rate = self.best("adamw") if plain == "muon" else None
+        train = _trainer(self.problem, plain, adam_rate, 4 if stage == "tune" else 100)
+        curve = curves[0] if curves else train(rate, seed)
         print(self.problem.name, *row.values(), curve[-1], flush=True)
         with results.lock():
             self._write([*self._read(), {**row, "final": curve[-1], "curve": curve}])
@@ -135,6 +178,13 @@ class Study:
         if not runs:
             raise ValueError(f"{family} is not tuned yet: run --tune first.")
         return min(runs, key=self.badness)["learning_rate"]
+
+    def rate(self, name: str) -> float:
+        """Returns the learning rate with which an optimizer runs in the end."""
+        if name.endswith(DEFAULT):
+            return DEFAULT_RATE
+        family = name.partition("@")[0]
+        return self.best("sgd" if name.endswith(SGD_RATE) else family)
 
     def badness(self, row: Row) -> float:
         """Rates the end of a run; smaller is better."""
@@ -156,9 +206,7 @@ class Study:
         """Runs seed by seed, so that an interrupted study is balanced."""
         for seed in SEEDS:
             for name in names:
-                family = name.partition("@")[0]
-                rate = self.best("sgd" if name.endswith(SGD_RATE) else family)
-                self.run("final", name, rate, seed)
+                self.run("final", name, self.rate(name), seed)
 
     def range(self, families: list[str]) -> None:
         """Runs three seeds at all learning rates that Shampoo has tried."""

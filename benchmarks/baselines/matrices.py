@@ -1,0 +1,71 @@
+"""Optimizers that treat matrices one by one, and Adam for all other leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+# From the state of one matrix, its gradient [m, n] and the step, counted from 1, to the
+# direction and the new state.
+Update = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def by_matrix(
+    init: Callable[[int, int], Any], update: Update
+) -> optax.GradientTransformation:
+    """Applies an update to each leaf, seen as a matrix with the outputs as columns."""
+
+    def init_fn(params: Any) -> Any:
+        count = jnp.zeros([], jnp.int32)
+        return count, jax.tree.map(lambda leaf: init(*_sides(leaf)), params)
+
+    def update_fn(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        count, states = state
+        count = count + 1
+        leaves, treedef = jax.tree.flatten(updates)
+        results = [
+            update(own, leaf.reshape(_sides(leaf)), count)
+            for own, leaf in zip(treedef.flatten_up_to(states), leaves, strict=True)
+        ]
+        directions = [
+            d.reshape(leaf.shape) for (d, _), leaf in zip(results, leaves, strict=True)
+        ]
+        states = treedef.unflatten([own for _, own in results])
+        return treedef.unflatten(directions), (count, states)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def with_adam(
+    direction: optax.GradientTransformation,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: float,
+    b2: float,
+    weight_decay: float = 0.0,
+    leave_out: tuple[str, ...] = (),
+) -> optax.GradientTransformation:
+    """A direction for matrices, Adam's for the rest, at one rate with one decay."""
+
+    def label(path: Any, leaf: Any) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        left_out = leaf.ndim < 2 or any(word in name for word in leave_out)
+        return "adam" if left_out else "matrix"
+
+    def labels(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(label, params)
+
+    return optax.chain(
+        optax.partition(
+            {"matrix": direction, "adam": optax.scale_by_adam(b1, b2)}, labels
+        ),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def _sides(leaf: jax.Array) -> tuple[int, int]:
+    return leaf.size // leaf.shape[-1], leaf.shape[-1]
