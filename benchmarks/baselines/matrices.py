@@ -67,5 +67,28 @@ def with_adam(
     )
 
 
+def decay_after(
+    decay: float,
+    schedule: optax.Schedule,
+    mask: Callable[[Any], Any] | None = None,
+) -> optax.GradientTransformation:
+    """Decoupled decay, chained after an optimizer that has its learning rate already.
+
+    The mask is a function from the parameters to a tree of what decays.
+    """
+
+    def update_fn(updates: Any, count: Any, params: Any) -> Any:
+        factor = decay * schedule(count)
+        decays = mask(params) if mask else jax.tree.map(lambda _: True, params)
+        updates = jax.tree.map(
+            lambda u, p, d: u - factor * p if d else u, updates, params, decays
+        )
+        return updates, count + 1
+
+    return optax.GradientTransformation(
+        lambda params: jnp.zeros([], jnp.int32), update_fn
+    )
+
+
 def _sides(leaf: jax.Array) -> tuple[int, int]:
     return leaf.size // leaf.shape[-1], leaf.shape[-1]

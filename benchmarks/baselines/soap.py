@@ -30,9 +30,10 @@ def scale_by_soap(
     """
 
     def init(m: int, n: int) -> SoapState:
-        zeros = jnp.zeros((m, n))
-        left, right = jnp.zeros((m, m)), jnp.zeros((n, n))
-        return SoapState(left, right, jnp.eye(m), jnp.eye(n), zeros, zeros)
+        return SoapState(
+            *(jnp.zeros((m, m)), jnp.zeros((n, n)), jnp.eye(m), jnp.eye(n)),
+            *(jnp.zeros((m, n)), jnp.zeros((m, n))),
+        )
 
     def update(state: SoapState, g: jax.Array, count: jax.Array) -> Any:
         left_basis, right_basis = state.left_basis, state.right_basis

@@ -6,13 +6,14 @@ own schedule?
 Method: the examples as a user runs them (`examples.classification`, configuration
 cifar10-16px; `examples.segmentation`, configuration scenes). SGD and AdamW are tuned on
 one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more where the
-best is at the edge, and as many for the other; SGD's schedule is a cosine or a
-polynomial, as in the references. What they found is in the configurations. Jorge and
-Shampoo are not tuned. Then three other seeds; for each seed all start from the same
-parameters and see the same batches. The target is 0.99 of the mean of SGD's final
-metric. Last, the composite rule with SGD's schedule, but in the share of SGD's steps
-that the paper needed to SGD's accuracy (0.73 and 0.60). Seconds are those of the steps,
-each run on one core of the same machine.
+best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
+Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step); SGD's
+schedule is a cosine or a polynomial, as in the references. What SGD and AdamW found is
+in the configurations. The other variants of Jorge, and Shampoo, are not tuned. Then
+five other seeds; for each seed all start from the same parameters and see the same
+batches. The target is 0.99 of the mean of SGD's final metric. Last, Jorge with SGD's
+schedule, but in the share of SGD's steps that the paper needed to SGD's accuracy (0.73
+and 0.60). Seconds are those of the steps, each run on one core of the same machine.
 Answer: docs/results.md, from benchmarks/results/workload_*.json.
 
     python -m benchmarks.training.workloads WORKLOAD --tune|--final|--short
@@ -20,24 +21,36 @@ Answer: docs/results.md, from benchmarks/results/workload_*.json.
 
 import argparse
 import dataclasses
+import functools
 import math
 import pathlib
 from typing import Any
 
+import jax
+import optax
+
+from benchmarks.baselines.kl_shampoo import scale_by_kl_shampoo
+from benchmarks.baselines.matrices import decay_after, with_adam
+from benchmarks.baselines.muon import dimension_numbers, muon
+from benchmarks.baselines.psgd import psgd
+from benchmarks.baselines.soap import scale_by_soap
 from benchmarks.harness import rates, results
 from examples.classification import configs as classification_configs
 from examples.classification import train as classification
 from examples.segmentation import configs as segmentation_configs
 from examples.segmentation import train as segmentation
+from examples.shared import optimizers
 from examples.shared.config import Config, Run
 from examples.shared.loop import train
+from jorge_optax import Whitening, jorge, lengths
 
-TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2), (0,))
+TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 MIDDLES = {
     "classification": {"sgd": 0.1, "adamw": 5e-3},
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
+PEERS = {"muon": 2e-2, "soap": 5e-3, "kl-shampoo": 5e-3, "psgd": 2e-3, "by-shape": 0.05}
 NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
 SCHEDULES = (
     *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
@@ -52,6 +65,50 @@ WORKLOADS = {
     ),
     "segmentation": (segmentation_configs.CONFIGS["scenes"], segmentation.make_task),
 }
+
+
+def build(
+    name: str,
+    config: Config,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    rate: float | None = None,
+) -> optimizers.Built:
+    """Builds an optimizer of the examples, or a peer at a rate with AdamW's schedule.
+
+    A peer's decay is such that its product with the rate is AdamW's.
+    """
+    if optimizers.base_name(name) not in PEERS:
+        return optimizers.build(
+            name, config, steps=steps, steps_per_epoch=steps_per_epoch
+        )
+    adamw, family = config.adamw, optimizers.base_name(name)
+    rate = PEERS[family] if rate is None else rate
+
+    def schedule(peak: float) -> optax.Schedule:
+        return optimizers.schedule(adamw.schedule, peak, steps, steps_per_epoch)
+
+    betas = dict(b1=adamw.b1, b2=0.95)
+    if family == "muon":
+        numbers = functools.partial(jax.tree.map, dimension_numbers)
+        step = muon(schedule(rate), numbers, adamw.b1, schedule(adamw.learning_rate))
+    elif family == "psgd":
+        step = psgd(schedule(rate), adamw.b1)
+    elif family == "by-shape":
+        step = jorge(
+            *(schedule(rate), adamw.b1),
+            rule=Whitening(),
+            grafting=lengths.Shape(),
+            update_interval=config.update_interval,
+        )
+    else:
+        make = scale_by_soap if family == "soap" else scale_by_kl_shampoo
+        step = with_adam(make(adamw.b1), schedule(rate), **betas)
+    decay = adamw.learning_rate * adamw.weight_decay / rate
+    mask = None if config.decay_all else optimizers.kernels
+    step = optax.chain(step, decay_after(decay, schedule(rate), mask))
+    return optimizers.Built(step, {"learning_rate": rate}, schedule(rate))
 
 
 class Workload:
@@ -72,11 +129,20 @@ class Workload:
             )
 
     def run(
-        self, stage: str, name: str, seed: int, config: Config, share: float = 1.0
+        self,
+        stage: str,
+        name: str,
+        seed: int,
+        config: Config,
+        share: float = 1.0,
+        rate: float | None = None,
     ) -> None:
-        """One run, or nothing if it is there; of a share of the steps, if asked."""
+        """One run, or nothing if it is there; of a share of the steps, if asked.
+
+        The rate is a peer's; the others have that of the configuration.
+        """
         settings = config.adamw if name == "adamw" else config.sgd
-        rate = settings.learning_rate
+        rate = settings.learning_rate if rate is None else rate
         key = dict(stage=stage, optimizer=name, learning_rate=rate, seed=seed)
         if share != 1:
             key["share"] = share
@@ -86,7 +152,8 @@ class Workload:
         task = self.make_task(config, seed=seed)
         steps = round(share * config.epochs * task.steps_per_epoch)
         place = self.folder / self.name / run_name
-        rows = train(task, config, Run(name, seed, place, steps=steps))
+        run = Run(name, seed, place, steps=steps)
+        rows = train(task, config, run, functools.partial(build, rate=rate))
         row = {
             **key,
             "final": rows[-1][task.metric],
@@ -105,24 +172,29 @@ class Workload:
                 tuning_seed=TUNING_SEED,
             )
 
-    def tune(self) -> None:
-        """Tunes SGD and AdamW, with equally many rates for both."""
+    def tune(self, names: list[str]) -> None:
+        """Tunes SGD, AdamW and the peers, with equally many rates for all."""
         rates.search(
             {
                 name: rates.around(middle, BESIDE)
-                for name, middle in MIDDLES[self.name].items()
+                for name, middle in {**MIDDLES[self.name], **PEERS}.items()
+                if name in names
             },
             self._try,
-            self._best,
+            self.best,
             widen=not results.SMOKE,
         )
 
     def _try(self, name: str, rate: float) -> None:
+        if name in PEERS:
+            self.run("tune", name, TUNING_SEED, self.config, rate=rate)
+            return
         settings = dataclasses.replace(getattr(self.config, name), learning_rate=rate)
         config = dataclasses.replace(self.config, **{name: settings})
         self.run("tune", name, TUNING_SEED, config)
 
-    def _best(self, name: str) -> float:
+    def best(self, name: str) -> float:
+        """Returns the best learning rate of those tried."""
         key = {"stage": "tune", "optimizer": name}
         runs = [row for row in self.rows() if key.items() <= row.items()]
         best = max(runs, key=lambda row: row["final"] or -math.inf)
@@ -142,23 +214,25 @@ def main() -> None:
     """Runs a stage."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--tune", action="store_true", help="choose learning rates")
+    parser.add_argument("--tune", nargs="*", metavar="NAME", help="choose rates of")
     parser.add_argument("--short", action="store_true", help="a share of the steps")
     parser.add_argument("--final", nargs="*", metavar="NAME", help="optimizers")
     folder = pathlib.Path(results.SMOKE or "runs") / "workloads"
     parser.add_argument("--folder", type=pathlib.Path, default=folder)
     arguments = parser.parse_args()
     workload = Workload(arguments.workload, arguments.folder)
-    if arguments.tune:
-        workload.tune()
+    if arguments.tune is not None:
+        workload.tune(arguments.tune or [*MIDDLES[workload.name], *PEERS])
     if arguments.short:
         for seed in SEEDS:
             share = SHARES[workload.name]
             workload.run("short", SHORT, seed, workload.config, share)
     if arguments.final is not None:
+        tuned = [name for name in PEERS if name in (arguments.final or PEERS)]
+        best = {name: workload.best(name) for name in tuned}
         for seed in SEEDS:
-            for name in arguments.final or (*NAMES, *SCHEDULES):
-                workload.run("final", name, seed, workload.config)
+            for name in arguments.final or (*NAMES, *SCHEDULES, *PEERS):
+                workload.run("final", name, seed, workload.config, rate=best.get(name))
 
 
 if __name__ == "__main__":

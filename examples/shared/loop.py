@@ -69,15 +69,23 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-def train(task: Task, config: Config, run: Run) -> list[Row]:
-    """Trains, or resumes the run in the folder; returns a row for each evaluation."""
+def train(
+    task: Task,
+    config: Config,
+    run: Run,
+    build: Callable[..., optimizers.Built] = optimizers.build,
+) -> list[Row]:
+    """Trains, or resumes the run in the folder; returns a row for each evaluation.
+
+    `build` makes the optimizer of the run's name, as `optimizers.build` does.
+    """
     steps = run.steps or config.epochs * task.steps_per_epoch
     if config.batch_size % run.devices:
         raise ValueError(
             f"A batch of {config.batch_size} cannot be shared by {run.devices} devices."
         )
     placement = devices.place(run.devices)
-    built = optimizers.build(
+    built = build(
         run.optimizer, config, steps=steps, steps_per_epoch=task.steps_per_epoch
     )
     _claim(config, run, steps)
