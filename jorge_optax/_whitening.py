@@ -52,11 +52,12 @@ class Whitening:
     :math:`\tau = \|\hat G B\|_F^2 / n` and a :math:`\rho` that follows from
     :math:`\beta_2`, bounds the roots of directions that receive no gradient.
 
-    Keeps roots and one momentum, no statistics: three quarters of the state of the
+    Keeps roots and one momentum, and no statistics: three quarters of the state of the
     paper's rule with SGD's length, and about its operations.
 
     Attributes:
-      beta2: Weight of the past at a refresh. The roots forget within about
+      beta2: Weight of the past at a refresh, at most ``(t + 1) / (t + 2)`` after t
+        refreshes, so that the first ones count alike. The roots forget within about
         ``update_interval / (1 - beta2)`` steps. Eigenvalues of a root differ by at most
         a factor of some ``6 / (1 - beta2) - 2``, 58 by default: beyond, corrections
         would overshoot.
@@ -90,9 +91,9 @@ class Whitening:
     def init(
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
-        """Starts roots as identities; ``eps`` is not used."""
+        """Starts roots as identities, after no refresh; ``eps`` is not used."""
         del eps
-        return Preconditioner(start_roots(tiles, 1.0, dtype), ())
+        return Preconditioner(start_roots(tiles, 1.0, dtype), jnp.zeros([], jnp.int32))
 
     def refresh(
         self,
@@ -113,7 +114,10 @@ class Whitening:
         items = []
         for left, right in zip(sides[::2], sides[1::2], strict=True):
             items += whiten(left, right, matmul)
-        weight = (1 - self.beta2) / self.beta2
+        # Of the first refreshes all count alike.
+        count = kept.statistics
+        share = jnp.maximum(1 - self.beta2, 1 / (count + 2.0))
+        weight = share / (1 - share)
         ridge = largest_ratio(self.beta2) ** -2 + damping
         correct_all = jax.vmap(
             functools.partial(correct, weight=weight, ridge=ridge, matmul=matmul)
@@ -130,7 +134,7 @@ class Whitening:
             jnp.where(side.usable, new, side.root)
             for side, new in zip(sides, finish(roots, sides, floor), strict=True)
         ]
-        return Preconditioner(join_sides(sides, kept_or_new), kept.statistics)
+        return Preconditioner(join_sides(sides, kept_or_new), count + 1)
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
@@ -175,7 +179,7 @@ def correct(
     covariance: jax.Array,
     energy: jax.Array,
     *,
-    weight: float,
+    weight: Scalar,
     ridge: Scalar,
     matmul: Matmul,
 ) -> jax.Array:

@@ -18,6 +18,7 @@ class WhiteningTile:
         self.m, self.n = m, n
         self.a, self.b = np.eye(m), np.eye(n)
         self.s = np.zeros((m, n))  # SGD's momentum
+        self.refreshes = 0
 
     def refresh(self, g):
         """Corrects both roots by the gradient that they have whitened."""
@@ -34,12 +35,14 @@ class WhiteningTile:
         self.a, self.b = self.correct(self.a, left), self.correct(self.b, right)
         balance = np.sqrt(np.mean(np.diag(self.b)) / np.mean(np.diag(self.a)))
         self.a, self.b = self.a * balance, self.b / balance
+        self.refreshes += 1
 
     def correct(self, root, w):
         """About the inverse square root of root^-2 + a root^-1 w root^-1."""
         values, vectors = np.linalg.eigh(w)
         bound = np.sum(values**4) ** 0.25
-        a = min((1 - self.beta2) / self.beta2, self.reach / bound)
+        beta2 = min(self.beta2, (self.refreshes + 1) / (self.refreshes + 2))
+        a = min((1 - beta2) / beta2, self.reach / bound)
 
         def power(x):
             return (1 + a * x) ** -0.25
