@@ -9,7 +9,6 @@ from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Preconditioner, Rule
 from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule
 from jorge_optax._series import BinomialSeries
-from jorge_optax._statistics import TrackedStatistics
 from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._transform import JorgeState, scale_by_jorge
 from jorge_optax._types import Sides
@@ -29,7 +28,6 @@ __all__ = (
     "Rule",
     "Sides",
     "Tiling",
-    "TrackedStatistics",
     "Whitening",
     "default_view",
     "describe",

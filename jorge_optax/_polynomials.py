@@ -1,14 +1,14 @@
-"""Inverse roots of a symmetric matrix by a composition of polynomials.
+"""The inverse square root of a symmetric matrix by a composition of polynomials.
 
 Everything here takes one symmetric matrix; the caller vmaps it. With
 
     x_0 = statistic / bound,      bound >= its largest eigenvalue
     t_k = p_k(x_k)                a polynomial
-    x_{k+1} = x_k t_k^order       nearer to the identity than x_k
+    x_{k+1} = x_k t_k^2           nearer to the identity than x_k
 
-the product ``t_0 t_1 ...`` is about ``x_0^(-1/order)``. All factors are polynomials in
-one matrix: they commute, and their product is symmetric and positive wherever they are.
-``docs/composite.md`` derives the polynomials.
+the product ``t_0 t_1 ...`` is about ``x_0^(-1/2)``. All factors are polynomials in one
+matrix: they commute, and their product is symmetric and positive wherever they are.
+``docs/whitening.md`` derives the polynomials.
 """
 
 from __future__ import annotations
@@ -21,63 +21,49 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._checks import check_coefficients
-from jorge_optax._numerics import fourth_root, split_scale
+from jorge_optax._numerics import split_scale
 from jorge_optax._types import Matmul, Precision
 
 Polynomial = tuple[float, ...]
 
-# Coefficients of 1, x, x^2, ..., by the order of the root: the best of their degrees
-# for eigenvalues from 3e-5 to 1, from python -m benchmarks.numerics.design.
-POLYNOMIALS: dict[int, tuple[Polynomial, ...]] = {
-    2: (
-        (7.53524, -72.97169, 242.03759, -310.6193, 135.01815),
-        (7.05193, -60.73338, 194.19122, -244.78354, 105.27378),
-        (4.67257, -18.86779, 42.44896, -43.76413, 16.5399),
-    ),
-    4: (
-        (1.8336, -1.6979),
-        (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
-        (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
-    ),
-}
+# Coefficients of 1, x, x^2, ...: the best of their degrees for eigenvalues from 3e-5 to
+# 1, from python -m benchmarks.numerics.design.
+POLYNOMIALS: tuple[Polynomial, ...] = (
+    (7.53524, -72.97169, 242.03759, -310.6193, 135.01815),
+    (7.05193, -60.73338, 194.19122, -244.78354, 105.27378),
+    (4.67257, -18.86779, 42.44896, -43.76413, 16.5399),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolynomialRoot:
-    """Approximates ``A^(-1/order)`` by a composition of polynomials in A.
+    """Approximates ``A^(-1/2)`` by a composition of polynomials in A.
 
     Eigenvalues of A that are too small against the largest one for the polynomials get
     the root's largest eigenvalue.
 
     Attributes:
-      order: 2 for the inverse square root, 4 for the inverse fourth root.
       polynomials: The polynomials in the order of application, each the coefficients
         of 1, x, x^2, ...; positive on [0, 1]. ``None`` is the package's choice.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> from jorge_optax import PolynomialRoot
-      >>> root = PolynomialRoot(order=4)(jnp.diag(jnp.array([1.0, 16.0])), "highest")
+      >>> root = PolynomialRoot()(jnp.diag(jnp.array([1.0, 4.0])), "highest")
       >>> print(jnp.diag(root).round(1))
       [1.  0.5]
     """
 
-    order: int = 4
     polynomials: tuple[Polynomial, ...] | None = None
 
     def __post_init__(self) -> None:
         """Checks that the root is positive definite."""
-        if self.order not in POLYNOMIALS:
-            raise ValueError(
-                f"PolynomialRoot.order must be 2 or 4, got {self.order!r}."
-            )
         name = "PolynomialRoot.polynomials"
         given = self.polynomials
         if given is not None and not given:
             raise ValueError(f"{name} must hold at least one polynomial.")
         checked = tuple(
-            check_coefficients(name, p, at_least=2)
-            for p in given or POLYNOMIALS[self.order]
+            check_coefficients(name, p, at_least=2) for p in given or POLYNOMIALS
         )
         x = np.linspace(0, 1, 1001) ** 4
         for polynomial in checked:
@@ -88,20 +74,16 @@ class PolynomialRoot:
                     f"before it take on [0, 1], but {polynomial} falls to "
                     f"{np.min(factor):.3g}: roots would not be positive definite."
                 )
-            x = x * factor**self.order
+            x = x * factor**2
         object.__setattr__(self, "polynomials", checked)
 
     def __call__(self, matrix: jax.Array, precision: Precision) -> jax.Array:
         """Returns the root of one symmetric positive semidefinite matrix."""
-        polynomials = self.polynomials or POLYNOMIALS[self.order]
-        return inverse_root(matrix, self.order, polynomials, precision)
+        return inverse_root(matrix, self.polynomials or POLYNOMIALS, precision)
 
 
 def inverse_root(
-    statistic: jax.Array,
-    order: int,
-    polynomials: tuple[Polynomial, ...],
-    precision: Precision,
+    statistic: jax.Array, polynomials: tuple[Polynomial, ...], precision: Precision
 ) -> jax.Array:
     """Evaluates the composition at one symmetric matrix, by matrix products alone."""
     mm = functools.partial(jnp.matmul, precision=precision)
@@ -120,21 +102,19 @@ def inverse_root(
         square = square * (4 / jnp.square(bound)) - 4 * x + eye  # z^2
     root = factor = _evaluate(_about_half(polynomials[0]), z, square, mm)
     for polynomial in polynomials[1:]:
-        half = mm(factor, factor) if order == 4 else factor  # factor^(order / 2)
-        x = _symmetric(mm(half, mm(x, half)))
+        x = _symmetric(mm(factor, mm(x, factor)))
         z = 2 * x - eye
         square = mm(z, z) if len(polynomial) > 2 else None
         factor = _evaluate(_about_half(polynomial), z, square, mm)
         root = mm(root, factor)
-    take = fourth_root if order == 4 else jnp.sqrt
-    return _symmetric(root) / (take(bound) * take(scale))
+    return _symmetric(root) / (jnp.sqrt(bound) * jnp.sqrt(scale))
 
 
-def count_products(polynomials: tuple[Polynomial, ...], order: int = 4) -> int:
+def count_products(polynomials: tuple[Polynomial, ...]) -> int:
     """Counts the products of m x m matrices in :func:`inverse_root`."""
     values = sum((len(polynomial) - 1) // 2 for polynomial in polynomials)
     odd = sum(len(p) > 3 and len(p) % 2 == 0 for p in polynomials)
-    return values + odd + (order // 2 + 2) * (len(polynomials) - 1)
+    return values + odd + 3 * (len(polynomials) - 1)
 
 
 def _evaluate(

@@ -69,7 +69,7 @@ class Whitening:
     beta2: float = 0.9
     start: float = 0.3
     early_refreshes: int = 20
-    inverse_root: InverseRoot = PolynomialRoot(order=2)
+    inverse_root: InverseRoot = PolynomialRoot()
 
     def __post_init__(self) -> None:
         """Checks the options."""

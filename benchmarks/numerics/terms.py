@@ -24,16 +24,17 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.numerics import accuracy
-from benchmarks.numerics.design import best_series, design, largest_error
+from benchmarks.numerics.design import (
+    best_series,
+    count_products,
+    design,
+    largest_error,
+)
 from benchmarks.numerics.figures import cosine, rounded
+from benchmarks.numerics.fourth_root import POLYNOMIALS, FourthRoot
 from benchmarks.numerics.rules import Packaged
 from benchmarks.numerics.streams import Stream, recorded
 from jorge_optax import BinomialSeries, Sides
-from jorge_optax._polynomials import (
-    POLYNOMIALS,
-    count_products,
-    inverse_root,
-)
 
 REFRESHES = (5, 100)
 TERMS = STAGES = DEGREES = results.sized((1, 2, 3, 4), (2,))
@@ -109,20 +110,21 @@ def composite_rows(
 
 
 def default_row(groups: list) -> dict[str, Any]:
-    """The package's polynomials."""
+    """The polynomials of the composite rule."""
     facts = {
         "kind": "composite",
-        "stages": len(POLYNOMIALS[4]),
+        "stages": len(POLYNOMIALS),
         "degree": "1, 4, 4",
         "smallest": 3e-5,
-        "products": 1 + count_products(POLYNOMIALS[4]),
+        "products": 1 + count_products(POLYNOMIALS),
     }
-    error = largest_error(3e-5, POLYNOMIALS[4])
-    return _row(facts, error, _composite_cosines(groups, POLYNOMIALS[4]))
+    error = largest_error(3e-5, POLYNOMIALS)
+    return _row(facts, error, _composite_cosines(groups, POLYNOMIALS))
 
 
 def _composite_cosines(groups: list, polynomials: tuple) -> dict[str, list]:
-    root = jax.vmap(lambda side: inverse_root(side, 4, polynomials, "highest"))
+    inverse_root = FourthRoot(polynomials)
+    root = jax.vmap(lambda side: inverse_root(side, "highest"))
     cosines: dict[str, list] = {}
     for group in groups:
         for refreshes in REFRESHES:

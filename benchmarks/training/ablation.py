@@ -3,7 +3,7 @@
 Question: the whitening rule differs from 0.1.0's rule with statistics by six changes.
 What is each worth, singly and together? Do cheaper or stronger variants exist?
 Method: one configurable rule, ``Ablated``, that plugs into ``jorge`` by the ``Rule``
-protocol, with roots by the package's polynomials. Single-shot in every row: on the MLP
+protocol, with roots by polynomials. Single-shot in every row: on the MLP
 and the ResNet at the rate and length of tuned SGD, on the transformer at the rate and
 length of tuned AdamW, with interval 10 unless the variant says otherwise. Seeds 0 to 2;
 the same batches and first parameters for all variants.
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.harness import results
+from benchmarks.numerics.fourth_root import FourthRoot
 from benchmarks.problems import PROBLEMS, language_model
 from benchmarks.problems.training import trainer
 from benchmarks.training import adamw
@@ -55,7 +56,7 @@ class Ablated:
       beta2: Weight of the old statistics at a refresh.
       start: Multiple of the identity added to the first Gram matrices.
       ridge: Share of the largest eigenvalue added to all, with exact roots; ``None``
-        takes the roots by the package's polynomials.
+        takes the roots by polynomials.
       source: What the statistics are taken of.
       normalize: Whether gradients are divided by their root mean square first.
       early_refreshes: The roots are refreshed at each of so many first steps.
@@ -120,7 +121,8 @@ class Ablated:
 
     def _root(self, statistic):
         if self.ridge is None:
-            return PolynomialRoot(self.power)(statistic, "highest")
+            root = {2: PolynomialRoot(), 4: FourthRoot()}[self.power]
+            return root(statistic, "highest")
         values, vectors = jnp.linalg.eigh(statistic)
         largest = jnp.maximum(values[-1], 1e-37)
         values = jnp.maximum(values, 0) + self.ridge * largest

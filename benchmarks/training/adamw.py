@@ -29,7 +29,7 @@ from optax import contrib
 from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import language_model
-from jorge_optax import BinomialSeries, TrackedStatistics, Whitening, from_adamw
+from jorge_optax import BinomialSeries, Whitening, from_adamw
 
 STEPS, DECAY, B2 = results.sized(600, 60), 0.1, 0.95
 RATES = results.sized((1e-3, 2e-3, 4e-3, 8e-3), (2e-3,))
@@ -50,7 +50,6 @@ PAPER = BinomialSeries()
 VARIANTS = {
     "jorge": {"rule": PAPER},
     "jorge, refresh at every step": {"rule": PAPER, "update_interval": 1},
-    "jorge, composite rule": {"rule": TrackedStatistics()},
     "jorge, embeddings preconditioned": {"rule": PAPER, "leave_out": ()},
     "jorge, whitening": {"rule": Whitening()},
     "jorge, whitening, last layer left to Adam": {
@@ -129,9 +128,9 @@ def main() -> None:
         ]
         tasks = [task for task in tasks if (task[0], task[2]) not in known]
         for (variant, _, seed), curve in zip(tasks, pool.map(run, tasks), strict=True):
-            rows.append({"variant": variant, "seed": seed, "curve": curve})
-            for row in rows:
-                row["state_bytes"] = state_bytes(row["variant"])
+            size = state_bytes(variant)
+            row = dict(variant=variant, seed=seed, curve=curve, state_bytes=size)
+            rows.append(row)
             facts = dict(steps=STEPS, learning_rate=best, tuning=tuning)
             results.write("adamw_study", rows, **facts)
 

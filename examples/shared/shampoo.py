@@ -148,11 +148,6 @@ def _split(tiles: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tiles * (1 / scale), jnp.clip(scale, SMALLEST, LARGEST)
 
 
-def exact_rule(ridge: float = ExactRoot.ridge, **options: Any) -> ShampooRule:
-    """Returns Shampoo's rule: its statistics, and their exact roots."""
-    return ShampooRule(inverse_root=ExactRoot(ridge), **options)
-
-
 def shampoo(
     learning_rate: optax.ScalarOrSchedule,
     momentum: float = 0.9,

@@ -28,12 +28,12 @@ class Counts(NamedTuple):
     flops: int  # of products: 2 R C (R + C) for a tile of R x C
     refresh_flops: int  # of refresh_products
     characters: int  # of the lowered text
-    state_bytes: int  # float32: roots, statistics (composite), momenta; one count
+    state_bytes: int  # float32: roots, statistics (whitening), momenta; one count
 
 
 # Where refresh_products come from: 2 Gram matrices a stack, and 2 whitened gradients of
 # the whitening rule; and for each length of side, of all stacks at once, 5 products of
-# the paper's series or 12 of the polynomials of the other rules.
+# the paper's series or 12 of the whitening rule's polynomials.
 PINNED = {
     # 10 stacks with the sides 64, 128, 147, 192, 250, 256: 10 x 2 + 6 x 5 products.
     ("resnet50", "series"): Counts(
@@ -46,18 +46,7 @@ PINNED = {
         characters=346_906,
         state_bytes=411_146_056,
     ),
-    # 10 x 2 + 6 x 12 products; statistics as large as the roots.
-    ("resnet50", "composite"): Counts(
-        stacks=10,
-        products=20,
-        refresh_products=92,
-        conditionals=1,
-        flops=25_634_903_168,
-        refresh_flops=338_927_178_632,
-        characters=531_092,
-        state_bytes=618_052_332,
-    ),
-    # 10 x 4 + 6 x 12 products; statistics, too, and one momentum.
+    # 10 x 4 + 6 x 12 products; statistics as large as the roots, and one momentum.
     ("resnet50", "whitening"): Counts(
         stacks=10,
         products=20,
@@ -78,16 +67,6 @@ PINNED = {
         refresh_flops=257_621_950_194,
         characters=382_354,
         state_bytes=674_698_264,
-    ),
-    ("deeplabv3_resnet50", "composite"): Counts(
-        stacks=10,
-        products=20,
-        refresh_products=92,
-        conditionals=1,
-        flops=42_492_983_424,
-        refresh_flops=558_802_503_672,
-        characters=563_586,
-        state_bytes=1_013_592_964,
     ),
     # The same again.
     ("deeplabv3_resnet50", "whitening"): Counts(
@@ -111,17 +90,6 @@ PINNED = {
         refresh_flops=2_193_096_704,
         characters=122_306,
         state_bytes=8_215_044,
-    ),
-    # 5 x 2 + 4 x 12 products.
-    ("transformer", "composite"): Counts(
-        stacks=5,
-        products=10,
-        refresh_products=58,
-        conditionals=1,
-        flops=334_495_744,
-        refresh_flops=6_003_097_600,
-        characters=210_602,
-        state_bytes=12_687_876,
     ),
     # 5 x 4 + 4 x 12 products.
     ("transformer", "whitening"): Counts(
@@ -178,12 +146,8 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     """The comments of the table, as formulas."""
     params, pinned = MODELS[model](), PINNED[model, rule]
     thin = THIN.get((model, rule), set())
-    each = {
-        "series": 5,
-        "composite": count_products(POLYNOMIALS[4]),
-        "whitening": count_products(POLYNOMIALS[2], 2),
-    }[rule]
     whitens = rule == "whitening"
+    each = count_products(POLYNOMIALS) if whitens else 5
     stacks = plan_tree(params, Tiling()).stacks.values()
     sides, applied, by_gram, alone, roots = set(), 0, 0, 0, 0
     for n, rows, columns in stacks:

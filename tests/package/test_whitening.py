@@ -8,9 +8,13 @@ import optax
 import pytest
 
 from jorge_optax import (
+    BinomialSeries,
     PolynomialRoot,
     Tiling,
     Whitening,
+    describe,
+    diagnostics,
+    graft,
     jorge,
     lengths,
     scale_by_jorge,
@@ -29,9 +33,9 @@ def exact_root(statistic, precision):
     return (vectors * values[None] ** -0.5) @ vectors.T
 
 
-def scan(gradient_at, steps, shape, **options):
+def scan(gradient_at, steps, shape, rule=RULE):
     """Runs scale_by_jorge with a refresh at every step, in one compiled scan."""
-    optimizer = scale_by_jorge(update_interval=1, rule=RULE, **options)
+    optimizer = scale_by_jorge(update_interval=1, rule=rule)
 
     def step(state, t):
         direction, state = optimizer.update(gradient_at(t), state)
@@ -179,6 +183,7 @@ def test_one_momentum_is_kept_and_no_more():
     ("make", "message"),
     [
         (lambda: Whitening(beta2=1.0), r"Whitening.beta2 must lie in \[0, 1\), got 1"),
+        (lambda: Whitening(beta2="much"), "beta2 must be a number, got 'much'"),
         (lambda: Whitening(start=-1.0), "Whitening.start must be finite and at least"),
         (lambda: Whitening(early_refreshes=-1), "early_refreshes must be an integer"),
         (lambda: Whitening(early_refreshes=0.5), "early_refreshes must be an integer"),
@@ -186,13 +191,101 @@ def test_one_momentum_is_kept_and_no_more():
             lambda: Whitening(inverse_root="eigh"),
             "Whitening.inverse_root must be a fun",
         ),
-        (lambda: PolynomialRoot(order=3), "order must be 2 or 4, got 3"),
         (lambda: jorge(0.1, rule=Whitening), "rule must be .* got <class"),
     ],
 )
 def test_bad_options_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+# --- statistics, and roots of them ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inverse_root", "reference"),
+    [
+        (exact_root, lambda values: values**-0.5),
+        (
+            PolynomialRoot(polynomials=((0.5, 0.5),)),
+            lambda values: (
+                (0.5 + 0.5 * values / np.linalg.norm(values))
+                * np.linalg.norm(values) ** -0.5
+            ),
+        ),
+    ],
+)
+def test_roots_are_what_inverse_root_makes_of_the_statistics(inverse_root, reference):
+    optimizer = scale_by_jorge(
+        update_interval=1, rule=Whitening(inverse_root=inverse_root)
+    )
+    state = optimizer.init(jnp.zeros((5, 3)))
+    for g in gradients((5, 3), 3):
+        _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+    for side in ("left", "right"):
+        found = getattr(state.roots["5x3"], side)[0]
+        statistic = np.asarray(getattr(state.statistics["5x3"], side)[0], np.float64)
+        values, vectors = np.linalg.eigh(statistic)
+        expected = (vectors * reference(values)) @ vectors.T
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        default = PolynomialRoot()(jnp.asarray(statistic), "highest")
+        with pytest.raises(AssertionError):
+            np.testing.assert_allclose(default, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_statistics_are_float32_at_least():
+    for root_dtype in ("float32", "bfloat16"):
+        optimizer = jorge(0.1, rule=RULE, root_dtype=root_dtype)
+        state = optimizer.init(jnp.zeros((6, 4), jnp.bfloat16))
+        statistics, roots = (
+            {leaf.dtype.name for leaf in jax.tree.leaves(optax.tree.get(state, name))}
+            for name in ("statistics", "roots")
+        )
+        assert statistics == {"float32"}
+        assert roots == {root_dtype}
+
+
+@pytest.mark.parametrize("start", [0.0, 0.3])
+def test_damping_and_start_add_shares_of_the_mean_of_the_diagonal(start):
+    """Both at the first refresh, damping alone at the next ones."""
+    rule = Whitening(start=start)
+    optimizer = scale_by_jorge(update_interval=1, rule=rule, damping=0.2)
+    state = optimizer.init(jnp.zeros((5, 3)))
+    added = {}
+    for t, g in enumerate(gradients((5, 3), 2)):
+        root, old = state.roots["5x3"].right[0], state.statistics["5x3"].left[0]
+        _, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+        whitened = g / np.sqrt(np.mean(g**2)) @ np.asarray(root, np.float64)
+        gram = whitened @ whitened.T / 3
+        weight = 0.9 if t else 0.0
+        undamped = weight * np.asarray(old) + (1 - weight) * gram
+        new = np.asarray(state.statistics["5x3"].left[0], np.float64)
+        # The balance of both sides multiplies all entries alike.
+        new = new * undamped[0, 1] / new[0, 1]
+        added[t] = (new - undamped) / (1 - weight) / np.mean(np.diag(gram))
+    np.testing.assert_allclose(added[0], (0.2 + start) * np.eye(5), atol=1e-4)
+    np.testing.assert_allclose(added[1], 0.2 * np.eye(5), atol=1e-4)
+
+
+def test_diagnostics_and_sizes_know_of_statistics():
+    params = {"w": jnp.zeros((6, 4))}
+    grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))}
+    reports = {}
+    for rule in (BinomialSeries(), RULE):
+        optimizer = jorge(0.1, rule=rule)
+        _, state = optimizer.update(grads, optimizer.init(params))
+        reports[rule] = diagnostics(state, params, grads)
+    assert set(reports[BinomialSeries()]) - set(reports[RULE]) == {
+        f"w/{side}/{name}" for side in ("left", "right") for name in ("beta2", "growth")
+    }
+    assert set(reports[RULE]) <= set(reports[BinomialSeries()])
+    assert reports[RULE]["w/left/asymmetry"] == 0
+    assert reports[BinomialSeries()]["w/left/asymmetry"] > 0
+
+    more = 4 * (6 * 6 + 4 * 4) - 4 * 6 * 4  # statistics, and one momentum less
+    assert state_size(params, rule=RULE) == state_size(params) + more
+    row = describe(params, rule=RULE).leaves[0]
+    assert row.state_bytes == describe(params).leaves[0].state_bytes + more
 
 
 # --- guards --------------------------------------------------------------------------
@@ -234,21 +327,93 @@ def test_roots_are_refreshed_at_each_of_the_first_steps():
     assert changed == [True, True, True, False, False, True, False, False]
 
 
-def test_a_row_dead_for_1000_refreshes_wakes():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_gradients_change_nothing(dtype):
+    rng = np.random.default_rng(6)
+    optimizer = jorge(0.1, rule=RULE, update_interval=1)
+    params = jnp.ones((6, 4), dtype)
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for _ in range(2):  # before the first gradient, and after it
+        for _ in range(3):
+            updates, after = update(jnp.zeros_like(params), state, params)
+            chex.assert_tree_all_finite((updates, after))
+            for field in ("roots", "statistics"):
+                chex.assert_trees_all_equal(
+                    optax.tree.get(after, field), optax.tree.get(state, field)
+                )
+            state = after
+        before = state
+        _, state = update(jnp.asarray(rng.normal(size=(6, 4)), dtype), state, params)
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(
+                optax.tree.get(before, "roots"), optax.tree.get(state, "roots")
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_gradient_never_enters_roots_or_statistics(bad):
+    rng = np.random.default_rng(7)
+    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), rule=RULE)
+    params = jnp.zeros((12, 6))
+    state = optimizer.init(params)
+    for _ in range(3):
+        gradient = jnp.asarray(rng.normal(size=(12, 6)), jnp.float32)
+        _, state = optimizer.update(gradient, state, params)
+    _, after = optimizer.update(gradient.at[2, 1].set(bad), state, params)
+    for field in ("roots", "statistics"):
+        old, new = (optax.tree.get(s, field)["6x6"] for s in (state, after))
+        chex.assert_tree_all_finite(new)
+        first, second = (
+            jax.tree.map(lambda x, i=i: x[i], (old, new)) for i in range(2)
+        )
+        chex.assert_trees_all_equal(*first)  # the tile with the bad entry
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(*second)
+
+
+def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
+    """Here not even with one norm for the whole leaf."""
+    rng = np.random.default_rng(10)
+    grads = [rng.normal(size=(16, 8)) for _ in range(60)]
+    grads[40][:8] *= 1e-4
+
+    def shares(rule):
+        optimizer = graft(
+            optax.trace(0.9),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=rule),
+        )
+        state = optimizer.init(jnp.zeros((16, 8)))
+        update = jax.jit(optimizer.update)
+        result = []
+        for gradient in grads:
+            updates, state = update(jnp.asarray(gradient, jnp.float32), state)
+            result.append(norm64(updates[:8]) / norm64(updates))
+        return np.array(result[41:])
+
+    assert np.all(np.abs(shares(RULE) - np.sqrt(0.5)) < 0.2)
+    assert np.all(shares(BinomialSeries()) > 0.99)
+
+
+def test_a_row_dead_for_long_wakes():
     pool = jnp.asarray(np.random.default_rng(8).normal(size=(64, 8, 4)), jnp.float32)
     dead = pool.at[:, 3].set(0)
 
     def gradient_at(t):
-        return jnp.where(t < 1000, dead[t % 64], pool[t % 64])
+        return jnp.where(t < 20_000, dead[t % 64], pool[t % 64])
 
-    state, directions = scan(gradient_at, 1040, (8, 4))
-    chex.assert_tree_all_finite((state, directions))
-    rows = np.linalg.norm(np.asarray(directions[1000:], np.float64), axis=2)
-    shares = rows[:, 3] / np.linalg.norm(rows, axis=1)
+    def shares_of(rule):
+        state, directions = scan(gradient_at, 20_040, (8, 4), rule)
+        chex.assert_tree_all_finite((state, directions))
+        rows = np.linalg.norm(np.asarray(directions[20_000:], np.float64), axis=2)
+        return rows[:, 3] / np.linalg.norm(rows, axis=1)
+
+    shares = shares_of(RULE)
     # Its gradient enters the statistic before it is whitened: the row that wakes is
     # strong, but does not take over.
     assert np.all(shares < 0.95)
     assert np.mean(shares[20:]) < 0.5
+    assert np.all(shares_of(BinomialSeries())[:20] > 0.9)
 
 
 @pytest.mark.parametrize("axis_aligned", [True, False])
