@@ -158,13 +158,13 @@ def whiten(
       whitened gradient, and ``[n]`` the trace of the covariance of the gradient that
       only the other side has whitened.
     """
-    n, rows, columns = left.gradient.shape
+    rows, columns = left.gradient.shape[1:]
     dtype = left.gradient.dtype
     a, b = left.root.astype(dtype), right.root.astype(dtype)
     mean_square = jnp.where(left.trace > 0, left.trace, 1) / (rows * columns)
     gradient = left.gradient * jax.lax.rsqrt(mean_square)[:, None, None]
     by_left, by_right = matmul(a, gradient), matmul(gradient, b)
-    white = matmul(by_left, b)
+    white = matmul(by_left, b) if columns <= rows else matmul(a, by_right)
     energy_left, energy_right = (
         jnp.sum(jnp.square(x), (1, 2)) for x in (by_right, by_left)
     )
@@ -216,7 +216,8 @@ def correct(
     z = (2 / bound) * unit - eye
     z2 = (4 / bound**2) * square - (4 / bound) * unit + eye
     values = jax.lax.rsqrt(jnp.sqrt(1 + reach * (1 + NODES.astype(root.dtype)) / 2))
-    c0, c1, c2, c3, c4 = COEFFICIENTS.astype(root.dtype) @ values
+    terms = COEFFICIENTS.astype(root.dtype) * values[None]
+    c0, c1, c2, c3, c4 = jnp.sum(terms, 1)
     factor = c0 * eye + c1 * z + matmul(z2, c2 * eye + c3 * z + c4 * z2)
     new = matmul(factor, matmul(root, factor))
     # Scaled last: a fused multiply-add of a scaled sum would not be symmetric.

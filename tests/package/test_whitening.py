@@ -8,8 +8,11 @@ import optax
 import pytest
 
 from jorge_optax import (
+    BinomialSeries,
     Tiling,
     Whitening,
+    diagnostics,
+    graft,
     jorge,
     lengths,
     scale_by_jorge,
@@ -230,6 +233,85 @@ def test_roots_are_refreshed_at_each_of_the_first_steps():
         )
         state = after
     assert changed == [True, True, True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_gradients_change_nothing(dtype):
+    rng = np.random.default_rng(6)
+    optimizer = jorge(0.1, rule=RULE, update_interval=1)
+    params = jnp.ones((6, 4), dtype)
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for _ in range(2):  # before the first gradient, and after it
+        for _ in range(3):
+            updates, after = update(jnp.zeros_like(params), state, params)
+            chex.assert_tree_all_finite((updates, after))
+            chex.assert_trees_all_equal(
+                optax.tree.get(after, "roots"), optax.tree.get(state, "roots")
+            )
+            state = after
+        before = state
+        _, state = update(jnp.asarray(rng.normal(size=(6, 4)), dtype), state, params)
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(
+                optax.tree.get(before, "roots"), optax.tree.get(state, "roots")
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_gradient_never_enters_the_roots(bad):
+    rng = np.random.default_rng(7)
+    optimizer = jorge(1.0, update_interval=1, tiling=Tiling(6), rule=RULE)
+    params = jnp.zeros((12, 6))
+    state = optimizer.init(params)
+    for _ in range(3):
+        gradient = jnp.asarray(rng.normal(size=(12, 6)), jnp.float32)
+        _, state = optimizer.update(gradient, state, params)
+    _, after = optimizer.update(gradient.at[2, 1].set(bad), state, params)
+    for field in ("roots", "statistics"):
+        old, new = (optax.tree.get(s, field)["6x6"] for s in (state, after))
+        chex.assert_tree_all_finite(new)
+        first, second = (
+            jax.tree.map(lambda x, i=i: x[i], (old, new)) for i in range(2)
+        )
+        chex.assert_trees_all_equal(*first)  # the tile with the bad entry
+        with pytest.raises(AssertionError):
+            chex.assert_trees_all_equal(*second)
+
+
+def test_a_tiny_gradient_in_one_tile_does_not_make_it_large():
+    """Here not even with one norm for the whole leaf."""
+    rng = np.random.default_rng(10)
+    grads = [rng.normal(size=(16, 8)) for _ in range(60)]
+    grads[40][:8] *= 1e-4
+
+    def shares(rule):
+        optimizer = graft(
+            optax.trace(0.9),
+            scale_by_jorge(update_interval=1, tiling=Tiling(8), rule=rule),
+        )
+        state = optimizer.init(jnp.zeros((16, 8)))
+        update = jax.jit(optimizer.update)
+        result = []
+        for gradient in grads:
+            updates, state = update(jnp.asarray(gradient, jnp.float32), state)
+            result.append(norm64(updates[:8]) / norm64(updates))
+        return np.array(result[41:])
+
+    assert np.all(np.abs(shares(RULE) - np.sqrt(0.5)) < 0.2)
+    assert np.all(shares(BinomialSeries()) > 0.99)
+
+
+def test_diagnostics_know_of_the_rule():
+    params = {"w": jnp.zeros((6, 4))}
+    grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))}
+    reports = {}
+    for rule in (BinomialSeries(), RULE):
+        optimizer = jorge(0.1, rule=rule)
+        _, state = optimizer.update(grads, optimizer.init(params))
+        reports[rule] = diagnostics(state, params, grads)
+    assert reports[RULE]["w/left/asymmetry"] == 0
+    assert reports[BinomialSeries()]["w/left/asymmetry"] > 0
 
 
 def test_a_row_dead_for_1000_refreshes_wakes():
