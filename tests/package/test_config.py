@@ -308,11 +308,11 @@ def test_a_rule_is_passed_on_and_printed_by_what_differs_from_its_defaults(deriv
     arguments = {"learning_rate": 0.1, "weight_decay": 1e-4, **length}
     if derive is from_sgd:
         arguments["momentum"] = 0.9
-    rule = Whitening(beta2=0.8, start=0.1)
+    rule = Whitening(beta2=0.8, early_refreshes=5)
     config = derive(**arguments, rule=rule)
     assert isinstance(config, JorgeConfig)
     assert config.kwargs()["rule"] is rule
-    text = "Whitening(beta2=0.8, start=0.1)"
+    text = "Whitening(beta2=0.8, early_refreshes=5)"
     assert config.to_dict()["rule"] == text
     assert f"rule             {text}" in str(config)
     assert "rule=Whitening(beta2=0.8" in repr(config)
