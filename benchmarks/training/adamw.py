@@ -13,8 +13,8 @@ the last layer left to Adam. That embeddings are left to Adam by default was dec
 the tuning seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2,
 which is usual to carry AdamW's rate over; embeddings and the last layer get AdamW at
 its own tuned rate, also where Muon's rate is tuned. SOAP, KL-Shampoo and Jorge leave
-embeddings to Adam, Jorge by shape the last layer, too. By shape, the decay is such that its product with the rate is
-AdamW's.
+embeddings to Adam, Jorge by shape the last layer, too. By shape, the decay is such that
+its product with the rate is AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.training.adamw [--tune FAMILY ...] [--final VARIANT ...]
