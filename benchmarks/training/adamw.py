@@ -129,7 +129,9 @@ def optimizer_of(
         return with_adam(make(B1), schedule(rate), leave_out=LEAVE_OUT, **options)
     if variant.startswith("jorge, by shape"):
         decay = DECAY * adam_rate / rate
-        config = from_scratch(STEPS, momentum=B1, weight_decay=decay)
+        config = from_scratch(
+            STEPS, momentum=B1, weight_decay=decay, leave_out=(*LEAVE_OUT, "head")
+        )
         return config.optimizer(learning_rate=schedule(rate))
     options = VARIANTS[variant.removesuffix(", tuned")]
     return from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options).optimizer()
