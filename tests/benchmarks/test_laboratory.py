@@ -61,7 +61,7 @@ def test_the_prototypes_root_is_the_composition(degrees):
         found, (vectors * expected) @ vectors.T, rtol=1e-3, atol=1e-3
     )
     text = str(jax.make_jaxpr(lambda x: root(x, "highest"))(statistic))
-    assert text.count("dot_general") == count_products(polynomials)
+    assert text.count("dot_general") == count_products(polynomials, 4)
 
 
 @pytest.mark.parametrize(
