@@ -250,7 +250,7 @@ def diagnostics(
     if grads is not None:
         _check_plan(plan_tree(grads, tiling or Tiling()), roots)
         functions = [_cosine]
-        if not jax.tree.leaves(found.statistics):
+        if type(found.statistics) is tuple:  # of the paper's rule, empty
             functions.append(_dynamic_beta2)
         for key, gradients in to_stacks(plan, jax.tree.leaves(grads)).items():
             for function in functions:

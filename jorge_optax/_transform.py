@@ -46,8 +46,8 @@ class JorgeState(NamedTuple):
     Attributes:
       count: Number of updates so far, int32, shape ``[]``.
       roots: Stack to its roots, left ``[n, R, R]`` and right ``[n, C, C]``.
-      statistics: What the rule keeps beside the roots: nothing for
-        :class:`BinomialSeries`, arrays of the roots' shapes for :class:`Whitening`.
+      statistics: What the rule keeps beside the roots: no arrays for
+        :class:`BinomialSeries` and :class:`Whitening`.
       momentum: Stack to its momentum ``[n, R, C]``; nothing without momentum.
       length: What the length of the step accumulates; nothing without grafting.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ NODES = np.cos(np.pi * (2 * np.arange(5) + 1) / 10)
 COEFFICIENTS = np.linalg.inv(np.vander(NODES, increasing=True))  # of 1, z, z^2, ...
 REACH = 10.0
 MAX_RATIO = 1000.0  # of the eigenvalues of a root
+
+
+class Whitened(NamedTuple):
+    """Stands for statistics: none, but it tells a state of this rule from others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Whitening:
     ) -> Preconditioner:
         """Starts roots as identities; ``eps`` is not used."""
         del eps
-        return Preconditioner(start_roots(tiles, 1.0, dtype), ())
+        return Preconditioner(start_roots(tiles, 1.0, dtype), Whitened())
 
     def refresh(
         self,

@@ -304,6 +304,9 @@ def test_diagnostics_know_of_the_rule():
         optimizer = jorge(0.1, rule=rule)
         _, state = optimizer.update(grads, optimizer.init(params))
         reports[rule] = diagnostics(state, params, grads)
+    assert set(reports[BinomialSeries()]) - set(reports[RULE]) == {
+        f"w/{side}/{name}" for side in ("left", "right") for name in ("beta2", "growth")
+    }
     assert reports[RULE]["w/left/asymmetry"] == 0
     assert reports[BinomialSeries()]["w/left/asymmetry"] > 0
 
