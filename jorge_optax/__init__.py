@@ -2,8 +2,9 @@
 
 from jorge_optax import lengths, tuning
 from jorge_optax._config import JorgeConfig, from_adamw, from_scratch, from_sgd
+from jorge_optax._diagnostics import diagnostics
 from jorge_optax._grafting import GraftState, graft
-from jorge_optax._inspection import Description, describe, diagnostics, state_size
+from jorge_optax._inspection import Description, describe, state_size
 from jorge_optax._optimizer import jorge
 from jorge_optax._rule import Preconditioner, Rule
 from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule

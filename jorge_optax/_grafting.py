@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jorge_optax._execution import run_in_auto_axes
-from jorge_optax._numerics import split_scale, split_scales
+from jorge_optax._numerics import cut_off, safe_sqrt, split_scale, split_scales
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import PyTree, Stacks
@@ -145,8 +145,21 @@ def rescale(magnitude: jax.Array, direction: jax.Array) -> jax.Array:
     return grafted[""].reshape(direction.shape).astype(direction.dtype)
 
 
-def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
-    """Applies :func:`rescale` to each tile of all stacks."""
+def rescale_stacks(
+    lengths: Stacks, directions: Stacks, *, else_lengths: bool = False
+) -> Stacks:
+    """Applies :func:`rescale` to each tile of all stacks.
+
+    Args:
+      lengths: Arrays whose norms count.
+      directions: Arrays whose directions count.
+      else_lengths: Whether a tile whose direction is zero or not finite takes
+        ``lengths`` itself, rather than zero or NaN.
+
+    Returns:
+      The directions at their lengths. Where no array of that length and direction is
+      finite, entries are cut off at the largest number of the dtype.
+    """
     if not directions:
         return {}
     split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
@@ -154,15 +167,21 @@ def rescale_stacks(lengths: Stacks, directions: Stacks) -> Stacks:
     number = len(directions)
     # The numbers of all stacks at once, for the sake of fewer kernels.
     length, norm = (jnp.concatenate(x) for x in (squares[number:], squares[:number]))
-    ratio = jnp.sqrt(length) / jnp.where(norm == 0, 1, jnp.sqrt(norm))
-    factors = jnp.split(ratio, np.cumsum([len(x) for x in squares[:number]])[:-1])
-    # The power of two last: the product of both factors might not be finite.
-    return {
-        key: unit * factor[:, None, None] * scale[:, None, None]
-        for key, (unit, _), (_, scale), factor in zip(
-            directions, split[:number], split[number:], factors, strict=True
-        )
-    }
+    ratio = safe_sqrt(length) / jnp.where(norm == 0, 1, safe_sqrt(norm))
+    given = (norm > 0) & (norm < jnp.inf)
+    cuts = np.cumsum([len(x) for x in squares[:number]])[:-1]
+    numbers = zip(jnp.split(ratio, cuts), jnp.split(given, cuts), strict=True)
+    grafted = {}
+    for key, (unit, _), (step, scale), (factor, own) in zip(
+        directions, split[:number], split[number:], numbers, strict=True
+    ):
+        factor, own, scale = (x[:, None, None] for x in (factor, own, scale))
+        unit = unit * factor
+        if else_lengths:
+            unit = jnp.where(own, unit, step)
+        # The power of two last: the product of both factors might not be finite.
+        grafted[key] = cut_off(unit * scale)
+    return grafted
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:

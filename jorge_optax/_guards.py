@@ -1,7 +1,8 @@
-"""Guards of the paper's rule: range of the numbers, spread of the root, acceptance.
+"""Guards of the paper's rule: range of the numbers, spread and sign of the roots.
 
 All of them are inactive, bit for bit, wherever the plain formula of ``_algorithm.py``
-works. They take vectors with one entry a matrix. ``docs/deviations.md`` derives them.
+works. ``docs/deviations.md`` derives them. Those of a refresh take vectors with one
+entry a matrix; :func:`keep_descent` guards every step.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax import _algorithm
+from jorge_optax._numerics import cut_off
+from jorge_optax._types import Dtype, Sides
 
 # A direction that no gradient excites grows against the others at each refresh. Once
 # it is this much larger than those that are excited, it may not grow further: 2**10
@@ -66,3 +69,59 @@ def lift_and_acceptance(
     unseen = norm < MAX_SPREAD**-4 * trace
     lift = jnp.where(unseen, largest / MAX_SPREAD, 0)
     return lift, jnp.isfinite(largest * factor) & (trace > 0)
+
+
+def is_lost(product: jax.Array, trace: jax.Array, dtype: Dtype) -> jax.Array:
+    """Decides whether a root has lost the directions that its gradient excites.
+
+    ``<G, root G> / |G|^2`` is the mean of the root over the gradient's directions. In a
+    positive definite root it is positive. Below the rounding errors of the largest
+    entries, which the root accumulates from refresh to refresh, it means nothing.
+
+    Args:
+      product: ``<G, root G>``, for a root of largest entry one.
+      trace: ``|G|^2``.
+      dtype: Dtype that the root is kept in.
+
+    Returns:
+      Whether the root is to start anew.
+    """
+    rounding = 2 * float(jnp.finfo(dtype).eps)
+    return (product <= rounding * trace) & jnp.isfinite(trace)
+
+
+def restart_scale(trace: jax.Array, scale: jax.Array) -> jax.Array:
+    """Returns the multiple of the identity that a root starts anew as.
+
+    It is the root of the statistic ``|G|^2 I``, for which ``|X|`` is about one: that is
+    where the paper's dynamic beta2 keeps it.
+
+    Args:
+      trace: ``|G|^2``, of the gradient divided by scale.
+      scale: The power of two.
+    """
+    return 1 / (jnp.sqrt(jnp.sqrt(jnp.where(trace > 0, trace, 1))) * jnp.sqrt(scale))
+
+
+def keep_descent(roots: Sides, matrix: jax.Array, direction: jax.Array) -> jax.Array:
+    """Replaces a direction that does not descend, or is out of range, by the matrix.
+
+    A tile keeps its direction D if ``<G, D>`` is positive and finite, for the matrix G
+    that the roots were applied to. Else it takes G: at the scale that the roots give it
+    if the product is negative, and as it is if D has left the range of the dtype.
+
+    Args:
+      roots: The roots of a stack.
+      matrix: What the roots were applied to, ``[n, R, C]``.
+      direction: What the roots made of it.
+
+    Returns:
+      The directions.
+    """
+    product = jnp.sum(matrix * direction, (1, 2), keepdims=True)
+    descends = (product > 0) & (product < jnp.inf)
+    # One entry stands for a root: a norm would be one kernel more in every step.
+    left, right = (root[:, :1, :1].astype(direction.dtype) for root in roots)
+    ascends = (product < 0) & (product > -jnp.inf)
+    scale = jnp.where(ascends, jnp.abs(left * right), 1)
+    return jnp.where(descends, direction, cut_off(scale * matrix))

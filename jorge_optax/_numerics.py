@@ -14,8 +14,12 @@ import numpy as np
 
 
 def nearest_power_of_two(x: jax.Array) -> jax.Array:
-    """Returns the power of two nearest to x, within the normal numbers; 1 for 0."""
+    """Returns the power of two nearest to x, within the normal numbers; 1 for 0.
+
+    A constant to differentiation: what is divided by it is multiplied by it later.
+    """
     info = jnp.finfo(x.dtype)
+    x = jax.lax.stop_gradient(x)
     x = jnp.clip(jnp.where(x == 0, 1, x), info.tiny, info.max / 4)
     return jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=0)
 
@@ -53,3 +57,17 @@ def hide_origin(x: jax.Array) -> jax.Array:
     b * scale may underflow.
     """
     return jax.lax.optimization_barrier(x)
+
+
+def safe_sqrt(x: jax.Array) -> jax.Array:
+    """Returns the square root, with a derivative of 0 and not infinity at 0."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), x)
+
+
+def cut_off(x: jax.Array) -> jax.Array:
+    """Cuts real entries off at the largest finite number; NaN stays NaN."""
+    if jnp.iscomplexobj(x):
+        return x
+    largest = jnp.finfo(x.dtype).max
+    return jnp.clip(x, -largest, largest)

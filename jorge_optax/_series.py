@@ -114,8 +114,12 @@ class BinomialSeries:
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
     ) -> Stacks:
-        """Multiplies each tile by its roots (line 11)."""
-        return apply_roots(kept.roots, matrices, precision)
+        """Multiplies each tile by its roots (line 11), behind a guard."""
+        directions = apply_roots(kept.roots, matrices, precision)
+        return {
+            key: _guards.keep_descent(kept.roots[key], matrices[key], direction)
+            for key, direction in directions.items()
+        }
 
 
 class RootBatch(NamedTuple):
@@ -154,12 +158,15 @@ def refresh_batches(
     units, scales = zip(*split_scales(wide), strict=True)
 
     # Lines 5 and 7.
-    x, work = [], []
+    x, work, product = [], [], []
     for batch, unit in zip(batches, units, strict=True):
         excitation = (_thin_tiles if batch.thin else _algorithm).excitation
         excited = jax.vmap(functools.partial(excitation, matmul=matmul))
         work.append(excited(unit, batch.data))
         x.append(work[-1][0] if batch.thin else work[-1])
+        # <G, root G>.
+        by = batch.data * (work[-1][3] if batch.thin else unit)
+        product.append(jnp.sum(by, (1, 2)))
     # What takes one number a matrix takes those of all batches at once: one call for
     # each batch would compile and launch as many small kernels.
     cuts = np.cumsum([len(unit) for unit in units])[:-1]
@@ -179,15 +186,19 @@ def refresh_batches(
     largest = jnp.concatenate([jnp.max(jnp.abs(unit), (1, 2)) for unit in new])
     trace = jnp.concatenate([batch.trace for batch in batches])
     factor = growth * root_scale
+    lost = _guards.is_lost(jnp.concatenate(product), trace, batches[0].root.dtype)
+    largest = jnp.where(lost, 1, largest)
+    factor = jnp.where(lost, _guards.restart_scale(trace, scale), factor)
     lift, accepted = _guards.lift_and_acceptance(largest, factor, norm, trace)
     numbers = zip(
-        *(jnp.split(each, cuts) for each in (lift, factor, accepted)), strict=True
+        *(jnp.split(each, cuts) for each in (lift, factor, accepted, lost)), strict=True
     )
     refreshed = []
-    for batch, unit, (lift, factor, accepted) in zip(
+    for batch, unit, (lift, factor, accepted, lost) in zip(
         batches, new, numbers, strict=True
     ):
+        lift, factor, lost = (x[:, None, None] for x in (lift, factor, lost))
         eye = jnp.eye(unit.shape[-1], dtype=unit.dtype)[None]
-        root = (unit + lift[:, None, None] * eye) * factor[:, None, None]
+        root = jnp.where(lost, eye, unit + lift * eye) * factor
         refreshed.append((root.astype(batch.root.dtype), accepted))
     return refreshed

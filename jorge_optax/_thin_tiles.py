@@ -22,19 +22,19 @@ WORTH_ITS_OWN_ORDER = 0.01
 
 def excitation(
     root: jax.Array, gradient: jax.Array, matmul: Matmul
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns ``X = root^4 G G^T``, and its factors ``root^4 G`` and G."""
-    b = gradient
-    for _ in range(4):
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns ``X = root^4 G G^T``, its factors ``root^4 G`` and G, and ``root G``."""
+    once = b = matmul(root, gradient)
+    for _ in range(3):
         b = matmul(root, b)
     # X is formed only for its norm, since tr(B^T B G^T G), which would cost less,
     # loses twice the digits.
-    return matmul(b, gradient.mT), b, gradient
+    return matmul(b, gradient.mT), b, gradient, once
 
 
 def expand(
     root: jax.Array,
-    factored: tuple[jax.Array, jax.Array, jax.Array],
+    factored: tuple[jax.Array, ...],
     ratio: jax.Array,
     matmul: Matmul,
     series: tuple[float, ...],
@@ -44,7 +44,7 @@ def expand(
     Since ``X q(X) = b q(w) G^T``, the powers are taken of the n x n matrix
     ``w = G^T b``.
     """
-    _, b, gradient = factored
+    _, b, gradient, *_ = factored
     powers = [factor * ratio**k for k, factor in enumerate(series, start=1)]
     product = matmul(root, b)
     if powers[1:]:

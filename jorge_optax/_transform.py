@@ -201,7 +201,8 @@ def precondition_stacks(
             steps, lengths = measure(
                 lengths, gradients, momenta, momentum=momentum, count=count
             )
-            directions = rescale_stacks(steps, directions)
+            # An average of guarded directions is finite.
+            directions = rescale_stacks(steps, directions, else_lengths=averages_first)
         elif keeps_momentum and averages_first:
             directions = jax.tree.map(lambda d: (1 - momentum) * d, directions)
         momenta = jax.tree.map(
