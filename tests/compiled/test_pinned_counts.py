@@ -42,7 +42,7 @@ PINNED = {
         conditionals=1,
         flops=25_634_903_168,
         refresh_flops=156_173_351_278,
-        characters=346_906,
+        characters=403_556,
         state_bytes=411_146_056,
     ),
     # 10 x 5 + 6 x 5 products; one momentum.
@@ -53,7 +53,7 @@ PINNED = {
         conditionals=1,
         flops=25_634_903_168,
         refresh_flops=194_478_943_726,
-        characters=502_345,
+        characters=533_459,
         state_bytes=309_134_408,
     ),
     # The same numbers of stacks and sides, 21 in place of 250; 282 more tiles.
@@ -64,7 +64,7 @@ PINNED = {
         conditionals=1,
         flops=42_492_983_424,
         refresh_flops=257_621_950_194,
-        characters=382_354,
+        characters=439_528,
         state_bytes=674_698_264,
     ),
     # The same again.
@@ -75,7 +75,7 @@ PINNED = {
         conditionals=1,
         flops=42_492_983_424,
         refresh_flops=321_224_424_306,
-        characters=536_641,
+        characters=567_624,
         state_bytes=506_911_000,
     ),
     # 5 stacks with the sides 64, 128, 192, 256. The long sides of 256x128 and 128x256
@@ -87,7 +87,7 @@ PINNED = {
         conditionals=1,
         flops=334_495_744,
         refresh_flops=2_193_096_704,
-        characters=122_306,
+        characters=149_312,
         state_bytes=8_215_044,
     ),
     # 5 x 5 + 4 x 5 products.
@@ -98,7 +98,7 @@ PINNED = {
         conditionals=1,
         flops=334_495_744,
         refresh_flops=3_149_398_016,
-        characters=202_101,
+        characters=211_177,
         state_bytes=6_347_268,
     ),
 }
