@@ -1,7 +1,7 @@
 """Jorge, a second-order optimizer about as cheap per step as SGD, for JAX and Optax."""
 
 from jorge_optax import lengths, tuning
-from jorge_optax._config import JorgeConfig, from_adamw, from_sgd
+from jorge_optax._config import JorgeConfig, from_adamw, from_scratch, from_sgd
 from jorge_optax._grafting import GraftState, graft
 from jorge_optax._inspection import Description, describe, diagnostics, state_size
 from jorge_optax._optimizer import jorge
@@ -35,6 +35,7 @@ __all__ = (
     "describe",
     "diagnostics",
     "from_adamw",
+    "from_scratch",
     "from_sgd",
     "graft",
     "growing_interval_schedule",

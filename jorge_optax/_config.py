@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jorge_optax import lengths
-from jorge_optax._checks import check_below_one, check_not_negative
+from jorge_optax._checks import check_below_one, check_not_negative, check_positive
 from jorge_optax._optimizer import jorge
 from jorge_optax._rule import Rule
 from jorge_optax._schedules import thirds_decay_schedule
@@ -299,6 +299,75 @@ def from_adamw(
         update_interval=update_interval,
         rule=rule or Whitening(),
         grafting=lengths.Adam(b2=b2, eps=eps),
+        leave_out=leave_out,
+        weight_decay_mask=weight_decay_mask,
+    )
+
+
+def from_scratch(
+    total_steps: int,
+    *,
+    learning_rate: float = 0.05,
+    warmup_steps: int = 0,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    weight_decay_mask: Mask = None,
+    update_interval: int = 10,
+    leave_out: tuple[str, ...] = ("embed", "position"),
+    rule: Rule | None = None,
+) -> JorgeConfig:
+    """Returns hyperparameters for a model without any tuned baseline.
+
+    Steps have a length by shape, :class:`jorge_optax.lengths.Shape`, which does not
+    depend on the scale of the loss; the learning rate is a cosine from 0.05 to zero.
+    ``docs/step_length.md`` compares this one rate with tuned ones.
+
+    Args:
+      total_steps: Length of training in steps.
+      learning_rate: The largest learning rate. A step changes the outputs of a layer by
+        about this much, relative to weights of the usual initial size.
+      warmup_steps: Steps of a linear warm-up; they count as part of training.
+      momentum: Decay rate of the momentum.
+      weight_decay: Decoupled weight decay; each step multiplies the parameters by
+        ``1 - learning_rate * weight_decay``.
+      weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
+      update_interval: Steps between refreshes of the roots.
+      leave_out: Parameters with one of these words in their path take Adam's step, at a
+        tenth of the learning rate, as do biases.
+      rule: How the roots are refreshed; ``None`` is :class:`jorge_optax.Whitening`.
+
+    Returns:
+      A :class:`JorgeConfig`.
+
+    Examples:
+      >>> from jorge_optax import from_scratch
+      >>> print(from_scratch(9000))
+      learning_rate    a schedule
+      momentum         0.9
+      weight_decay     0.0
+      update_interval  10
+      rule             Whitening()
+      grafting         Shape(others=0.1, b2=0.95)
+      leave_out        ['embed', 'position']
+    """
+    check_below_one("momentum", momentum)
+    check_not_negative("weight_decay", weight_decay)
+    check_positive("learning_rate", learning_rate, "The default is 0.05.")
+    if not 0 <= warmup_steps < total_steps:
+        raise ValueError(
+            "from_scratch needs a length of training, total_steps, longer than its "
+            f"warm-up: got total_steps={total_steps}, warmup_steps={warmup_steps}."
+        )
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0 if warmup_steps else learning_rate, learning_rate, warmup_steps, total_steps
+    )
+    return JorgeConfig(
+        learning_rate=schedule,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        update_interval=update_interval,
+        rule=rule or Whitening(),
+        grafting=lengths.Shape(),
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
     )

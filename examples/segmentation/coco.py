@@ -1,14 +1,13 @@
 """COCO 2017 for semantic segmentation, as torchvision's reference prepares it."""
 
 import collections
-import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from examples.segmentation.coco_format import rasterize, read_instances
 from examples.shared import images
 from examples.shared.data import IGNORE, Data, Example
 
@@ -43,19 +42,14 @@ class CocoMasks:
         self._json = folder / "annotations" / f"instances_{name}.json"
         self._folder = folder / name
         classes = {category: number for number, category in enumerate(categories)}
-        pictures, annotations = _read(self._json)
+        pictures, annotations = read_instances(self._json, _remedy(self._json))
         areas = collections.Counter()
         self._instances = collections.defaultdict(list)
         for annotation in annotations:
-            picture, category, area, segmentation = annotation
-            if picture not in pictures:
-                raise ValueError(
-                    f"{self._json} has an annotation of image {picture}, which it does "
-                    "not list: fetch it again."
-                )
-            if category in classes:
-                areas[picture] += area
-                self._instances[picture].append((classes[category], segmentation))
+            if annotation.category in classes:
+                areas[annotation.picture] += annotation.area
+                number = classes[annotation.category]
+                self._instances[annotation.picture].append((number, annotation))
         self._pictures = [
             (key, *picture)
             for key, picture in sorted(pictures.items())
@@ -84,57 +78,22 @@ class CocoMasks:
 
     def __getitem__(self, index: int) -> Example:
         key, name, height, width = self._pictures[index]
-        image = images.decode(self._folder / name)
-        if image.shape[:2] != (height, width):
-            raise ValueError(
-                f"{self._folder / name} is {image.shape[1]}x{image.shape[0]}, but "
-                f"{self._json} says {width}x{height}: they do not belong together."
-            )
+        image = images.decode(self._folder / name, (height, width), self._json)
         label = np.zeros((height, width), np.int32)
         covered = np.zeros((height, width), np.int32)
-        for number, segmentation in self._instances[key]:
+        for number, annotation in self._instances[key]:
             try:
-                mask = rasterize(segmentation, height, width)
+                mask = rasterize(annotation.segmentation, height, width)
             except ImportError:
                 raise
             except Exception as error:  # pycocotools raises just that
                 raise ValueError(
                     f"{self._json} has a segmentation of image {key} that cannot be "
-                    f"read ({error}): fetch it again."
+                    f"read ({annotation.name}: {error}): fetch it again."
                 ) from error
             np.maximum(label, number, out=label, where=mask)
             covered += mask
         return {"image": image, "label": np.where(covered > 1, IGNORE, label)}
-
-
-def _read(path: pathlib.Path) -> tuple[dict[int, tuple], list[tuple]]:
-    """Returns the images by id, and the annotations, of a file of instances."""
-    try:
-        content = json.loads(path.read_bytes())
-        pictures = {
-            picture["id"]: (picture["file_name"], picture["height"], picture["width"])
-            for picture in content["images"]
-        }
-        keys = ("image_id", "category_id", "area", "segmentation")
-        annotations = [
-            tuple(annotation[key] for key in keys)
-            for annotation in content["annotations"]
-        ]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing: {_remedy(path)}") from error
-    except ValueError as error:  # of the JSON, or of its encoding
-        raise ValueError(
-            f"{path} is not JSON, or truncated ({error}): fetch it again."
-        ) from error
-    except KeyError as error:
-        raise ValueError(
-            f"{path} lacks the key {error}: it is not a file of COCO's instances."
-        ) from error
-    except TypeError as error:
-        raise ValueError(
-            f"{path} is not laid out as COCO's instances ({error})."
-        ) from error
-    return pictures, annotations
 
 
 def _remedy(path: pathlib.Path) -> str:
@@ -142,26 +101,6 @@ def _remedy(path: pathlib.Path) -> str:
         f"unpack COCO 2017 (https://cocodataset.org) in {path.parents[1]}, so that it "
         "has annotations/, train2017/ and val2017/."
     )
-
-
-def rasterize(
-    segmentation: list | dict[str, Any], height: int, width: int
-) -> np.ndarray:
-    """Turns polygons or RLE into a mask, bool [height, width]."""
-    try:
-        from pycocotools import mask as coco
-    except ImportError as error:
-        raise ImportError(
-            "COCO's masks need pycocotools: pip install pycocotools."
-        ) from error
-    if isinstance(segmentation, dict) and isinstance(segmentation["counts"], str):
-        encoded = segmentation
-    else:
-        encoded = coco.frPyObjects(segmentation, height, width)
-    mask = coco.decode(encoded if isinstance(encoded, dict) else coco.merge(encoded))
-    if mask.shape != (height, width):
-        raise ValueError(f"it is {mask.shape[1]}x{mask.shape[0]} pixels large")
-    return mask.astype(bool)
 
 
 def load(

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from examples.shared import loop, optimizers
 from examples.shared.config import Config, Run
 from examples.shared.log import Row
+from examples.shared.run_folder import write_whole
 
 SHARE = 0.99  # of SGD's mean final metric: the target, where none is given
 COLORS = {
@@ -75,8 +76,8 @@ def compare(
     if target is None:
         target = SHARE * mean(_value(rows[-1], metric) for rows in runs["sgd"])
     comparison = Comparison(metric, target, runs)
-    (folder / "compare.json").write_text(json.dumps(comparison._asdict()) + "\n")
-    (folder / "compare.txt").write_text(table(comparison) + "\n")
+    write_whole(folder / "compare.json", json.dumps(comparison._asdict()) + "\n")
+    write_whole(folder / "compare.txt", table(comparison) + "\n")
     plot(comparison, figure or folder / "compare.png")
     return comparison
 

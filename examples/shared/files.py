@@ -2,14 +2,16 @@
 
 import gzip
 import hashlib
+import math
 import os
 import pathlib
+import struct
 import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from examples.shared import images
+from examples.shared import checks, images
 from examples.shared.data import Example
 
 CIFAR10_SHA256 = {
@@ -41,6 +43,8 @@ FASHION_MNIST_REMEDY = (
     "variable FASHION_MNIST to the folder with the four idx files of the original "
     "data set."
 )
+CIFAR10_RECORDS = 10_000  # in a file
+IDX_LIMIT = 2**27  # bytes of an idx file; Fashion-MNIST's largest has 47e6
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
@@ -52,38 +56,78 @@ def read_fashion_mnist(
         folder or os.environ.get("FASHION_MNIST") or "/usr/share/datasets/fashion-mnist"
     )
     prefix = {"train": "train", "test": "t10k"}[split]
-    pixels = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", 3)
+    pixels = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", (28, 28))
     path = folder / f"{prefix}-labels-idx1-ubyte.gz"
-    labels = read_idx(path, 1)
+    labels = read_idx(path, ())
     if len(labels) != len(pixels):
         raise ValueError(f"{path} has {len(labels)} labels for {len(pixels)} images.")
-    return pixels[..., None], labels.astype(np.int32)
+    return pixels[..., None], _check_labels(path, labels)
 
 
-def read_idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
-    """Reads a compressed idx file of bytes, as MNIST's are."""
+def read_idx(path: pathlib.Path, item: tuple[int, ...]) -> np.ndarray:
+    """Reads a compressed idx file of bytes, as MNIST's are.
+
+    Args:
+      path: Of the file.
+      item: The shape of one item; the file's header has the number of items before it.
+    """
+    dimensions = 1 + len(item)
+    start = 4 + 4 * dimensions
     try:
-        data = gzip.decompress(path.read_bytes())
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing: {FASHION_MNIST_REMEDY}") from error
+        with (
+            checks.open_file(path, IDX_LIMIT, FASHION_MNIST_REMEDY) as compressed,
+            gzip.GzipFile(fileobj=compressed) as file,
+        ):
+            header = file.read(start)
+            count = _check_idx_header(path, header, item)
+            size = count * math.prod(item)
+            data = file.read(size + 1)  # no more, whatever it unpacks to
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             f"{path} is truncated or broken ({error}): fetch it again."
         ) from error
-    magic = bytes([0, 0, 8, dimensions])  # 8 stands for bytes
-    start = 4 + 4 * dimensions
-    if data[:4] != magic or len(data) < start:
+    if len(data) != size:
+        found = "more" if len(data) > size else len(data)
         raise ValueError(
-            f"{path} begins with {data[:4].hex()}, not with {magic.hex()}: it is not "
+            f"{path} has {found} bytes of data, but its header says {size}: fetch it "
+            "again."
+        )
+    return np.frombuffer(data, np.uint8).reshape(count, *item)
+
+
+def _check_idx_header(path: pathlib.Path, header: bytes, item: tuple[int, ...]) -> int:
+    """Returns the number of items in an idx file."""
+    dimensions = 1 + len(item)
+    magic = bytes([0, 0, 8, dimensions])  # 8 stands for bytes
+    if header[:4] != magic or len(header) < 4 + 4 * dimensions:
+        raise ValueError(
+            f"{path} begins with {header[:4].hex()}, not with {magic.hex()}: it is not "
             f"an idx file of bytes with {dimensions} dimensions."
         )
-    shape = np.frombuffer(data, ">u4", dimensions, offset=4).astype(int)
-    if len(data) - start != shape.prod():
+    # Python's integers: a product of three such sizes may not fit 64 bits.
+    count, *shape = struct.unpack(f">{dimensions}I", header[4:])
+    if tuple(shape) != item:
         raise ValueError(
-            f"{path} has {len(data) - start} bytes of data, but its header says "
-            f"{shape.prod()}: fetch it again."
+            f"{path} has items of shape {shape} by its header, not {list(item)}: "
+            f"{FASHION_MNIST_REMEDY}"
         )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    if not 0 < count * math.prod(item) <= IDX_LIMIT:
+        raise ValueError(
+            f"{path} has {count} items by its header: there must be one, and at most "
+            f"{IDX_LIMIT} bytes."
+        )
+    return count
+
+
+def _check_labels(path: pathlib.Path, labels: np.ndarray) -> np.ndarray:
+    """Returns labels from 0 to 9 as int32."""
+    if labels.max() > 9:
+        index = int(np.argmax(labels > 9))
+        raise ValueError(
+            f"{path} has the label {labels[index]} at {index}: labels are from 0 to 9, "
+            "fetch it again."
+        )
+    return labels.astype(np.int32)
 
 
 def read_cifar10(
@@ -97,20 +141,20 @@ def read_cifar10(
         raise FileNotFoundError(f"CIFAR-10 needs a folder: {CIFAR10_REMEDY}")
     prefix = {"train": "data_batch", "test": "test_batch"}[split]
     names = [name for name in checksums if name.startswith(prefix)]
-    records = np.concatenate(
-        [_read_records(pathlib.Path(folder) / name, checksums[name]) for name in names]
-    )
-    channels_first = records[:, 1:].reshape(-1, 3, 32, 32)
-    pixels = np.ascontiguousarray(channels_first.transpose(0, 2, 3, 1))
-    return pixels, records[:, 0].astype(np.int32)
+    parts, labels = [], []
+    for name in names:
+        path = pathlib.Path(folder) / name
+        records = _read_records(path, checksums[name])
+        channels_first = records[:, 1:].reshape(-1, 3, 32, 32)
+        parts.append(channels_first.transpose(0, 2, 3, 1))
+        labels.append(_check_labels(path, records[:, 0]))
+    pixels = np.ascontiguousarray(np.concatenate(parts))
+    return pixels, np.concatenate(labels)
 
 
 def _read_records(path: pathlib.Path, checksum: str) -> np.ndarray:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing: {CIFAR10_REMEDY}") from error
     size = 1 + 3 * 32 * 32
+    data = checks.read_bytes(path, CIFAR10_RECORDS * size, CIFAR10_REMEDY)
     if not data or len(data) % size:
         raise ValueError(
             f"{path} has {len(data)} bytes, which is not a multiple of {size}: it is "

@@ -68,7 +68,7 @@ def launch(
             print(rows[-1])
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

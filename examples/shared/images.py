@@ -5,28 +5,55 @@ import pathlib
 import numpy as np
 from PIL import Image
 
+from examples.shared import checks
+
 BILINEAR = Image.Resampling.BILINEAR
 NEAREST = Image.Resampling.NEAREST
+
+FILE_LIMIT = 2**28  # bytes
+MAX_PIXELS = 2**26  # less than where Pillow warns of a decompression bomb
+MAX_RATIO = 100  # of the longer side to the shorter, which is scaled to a given size
 
 # Of ImageNet's training images, in bytes.
 IMAGENET_MEAN = 255 * np.array([0.485, 0.456, 0.406], np.float32)
 IMAGENET_STD = 255 * np.array([0.229, 0.224, 0.225], np.float32)
 
 
-def decode(path: pathlib.Path) -> np.ndarray:
-    """Reads an image file as RGB bytes."""
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path} is missing: fetch it again, or remove it from the data set."
-        ) from error
-    except Exception as error:  # Pillow raises many kinds for broken files
-        raise ValueError(
-            f"{path} cannot be decoded ({error}): fetch it again, or remove it from "
-            "the data set."
-        ) from error
+def decode(
+    path: pathlib.Path,
+    declared: tuple[int, int] | None = None,
+    declared_by: pathlib.Path | None = None,
+) -> np.ndarray:
+    """Reads a JPEG or PNG file as RGB bytes.
+
+    The size in its header is checked before a pixel is decoded.
+
+    Args:
+      path: Of the file.
+      declared: Height and width that it must have; None for any.
+      declared_by: The file that says so.
+    """
+    remedy = "fetch it again, or remove it from the data set."
+    with checks.open_file(path, FILE_LIMIT, remedy) as file:
+        try:
+            with Image.open(file, formats=("JPEG", "PNG")) as image:
+                width, height = image.size
+                if declared in (None, (height, width)):
+                    _check_size(height, width)
+                    return np.asarray(image.convert("RGB"))
+        except Exception as error:  # Pillow raises many kinds for broken files
+            raise ValueError(f"{path} cannot be decoded ({error}): {remedy}") from error
+    raise ValueError(
+        f"{path} is {width}x{height}, but {declared_by} says "
+        f"{declared[1]}x{declared[0]}: they do not belong together."
+    )
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"its size {width}x{height} exceeds {MAX_PIXELS} pixels")
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise ValueError(f"its sides {width}x{height} differ by more than {MAX_RATIO}")
 
 
 def normalize(image: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:

@@ -6,8 +6,12 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from examples.shared import checks
+from examples.shared.run_folder import write_whole
+
 Row = dict[str, Any]
 METRICS = "metrics.jsonl"
+METRICS_LIMIT = 2**30  # bytes
 
 
 class Log:
@@ -16,10 +20,7 @@ class Log:
     def __init__(self, folder: pathlib.Path, after_step: int = 0):
         self._path = folder / METRICS
         self.rows = [row for row in read(folder) if row["step"] <= after_step]
-        text = "".join(json.dumps(row) + "\n" for row in self.rows)
-        temporary = self._path.with_suffix(".part")
-        temporary.write_text(text)
-        temporary.replace(self._path)
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._board = SummaryWriter(str(folder), purge_step=after_step + 1)
 
     def write(self, row: Row) -> None:
@@ -38,15 +39,26 @@ class Log:
 
 
 def read(folder: pathlib.Path) -> list[Row]:
-    """Returns the rows so far, without a last line that a kill cut short."""
+    """Returns the rows so far, without a last line that a kill cut short.
+
+    Raises:
+      ValueError: Another line is no row.
+    """
     path = folder / METRICS
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    lines = checks.read_bytes(path, METRICS_LIMIT).splitlines()
     rows = []
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = checks.parse_json(line, "it")
+            checks.integer(row, "step", 0)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(
+                f"{path}, line {number} is no row of metrics ({error}): remove the "
+                "line, or the run's folder."
+            ) from error
+        rows.append(row)
     return rows

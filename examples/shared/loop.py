@@ -7,8 +7,8 @@ depend on the seed and the step alone, so a run that was killed and resumed ends
 the same bits as one that was not.
 """
 
+import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import signal
@@ -24,7 +24,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from examples.shared import devices, optimizers
+from examples.shared import devices, optimizers, run_folder
 from examples.shared.checkpoints import Checkpoints
 from examples.shared.config import Config, Run
 from examples.shared.log import Log, Row
@@ -79,6 +79,17 @@ def train(
 
     `build` makes the optimizer of the run's name, as `optimizers.build` does.
     """
+    with run_folder.locked(run.folder), contextlib.ExitStack() as cleanup:
+        return _train(task, config, run, build, cleanup)
+
+
+def _train(
+    task: Task,
+    config: Config,
+    run: Run,
+    build: Callable[..., optimizers.Built],
+    cleanup: contextlib.ExitStack,
+) -> list[Row]:
     steps = run.steps or config.epochs * task.steps_per_epoch
     if config.batch_size % run.devices:
         raise ValueError(
@@ -88,10 +99,12 @@ def train(
     built = build(
         run.optimizer, config, steps=steps, steps_per_epoch=task.steps_per_epoch
     )
-    _claim(config, run, steps)
+    identity = {"optimizer": run.optimizer, "seed": run.seed, "steps": steps}
+    run_folder.claim(run.folder, {**identity, **config.to_dict()})
     graph, state = _start(task, built.transformation, run.seed)
     state = jax.device_put(state, placement.whole)
     checkpoints = Checkpoints(run.folder, task.metric, keep=run.keep)
+    cleanup.callback(checkpoints.close)  # or its threads keep a failed run from exiting
     saved = checkpoints.restore({"state": state, "seconds": np.float64(0)})
     first, seconds = 0, 0.0
     if saved:
@@ -101,6 +114,7 @@ def train(
     else:
         _introduce(run, built, steps, state)
     log = Log(run.folder, after_step=first)
+    cleanup.callback(log.close)
     batches = (jax.device_put(b, placement.split) for b in task.train(first))
     batch = next(batches)
     step_fn, compile_seconds = _compile(
@@ -166,8 +180,6 @@ def train(
                 raise KeyboardInterrupt
             start = time.perf_counter()
     task.finish(_merge(graph, state.params, state.batch_stats, "eval"), run.folder)
-    checkpoints.close()
-    log.close()
     return log.rows
 
 
@@ -217,29 +229,6 @@ def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:
     return model
 
 
-def _claim(config: Config, run: Run, steps: int) -> None:
-    """Writes config.json to the folder; refuses a folder that holds another run."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    path = run.folder / "config.json"
-    mine = {
-        "optimizer": run.optimizer,
-        "seed": run.seed,
-        "steps": steps,
-        **config.to_dict(),
-    }
-    mine = json.loads(json.dumps(mine))
-    if not path.exists():
-        path.write_text(json.dumps(mine, indent=1) + "\n")
-        return
-    other = json.loads(path.read_text())
-    differing = [name for name in mine if mine[name] != other.get(name)]
-    if differing:
-        raise ValueError(
-            f"{run.folder} holds another run: {', '.join(differing)} differ. "
-            "Choose another folder with --out, or remove that one."
-        )
-
-
 def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
     """Prints the settings of the run, and writes them to the folder."""
     lines = [f"{run.optimizer}, seed {run.seed}, {steps} steps, in {run.folder}"]
@@ -250,7 +239,7 @@ def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
     lines.append(f"optimizer state: {size / weights:.2f} times the parameters' bytes")
     text = "\n".join(lines)
-    (run.folder / "start.txt").write_text(text + "\n")
+    run_folder.write_whole(run.folder / "start.txt", text + "\n")
     tqdm.write(text)
 
 

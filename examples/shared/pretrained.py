@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from examples.shared.weights import read_arrays
+
 # Torchvision numbers the layers of heads, and the two of a `ConvNorm`. Of the heads'
 # names the first that fits counts.
 HEADS = {
@@ -60,8 +62,8 @@ def load_torchvision(
             are not set, e.g. ("fc.",) for another number of classes.
 
     Raises:
-        ValueError: the file and the model differ in names or shapes. The model is
-            unchanged then.
+        ValueError: the file and the model differ in names or shapes, or an array has
+            values that are not finite. The model is unchanged then.
     """
     entries = {
         name.removeprefix(prefix): array
@@ -87,22 +89,6 @@ def load_backbone(
 ) -> None:
     """Sets `model.backbone` to a plain ResNet's file; heads stay as initialized."""
     load_torchvision(model.backbone, path, prefix=prefix, skip=("fc.",))
-
-
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads all arrays of a .safetensors or .npz file by name."""
-    suffix = os.path.splitext(path)[1]
-    if suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    if suffix == ".safetensors":
-        from safetensors.numpy import load_file
-
-        return load_file(path)
-    raise ValueError(
-        f"{os.fspath(path)} is neither .safetensors nor .npz; "
-        "write it with safetensors.torch.save_file(model.state_dict(), path)."
-    )
 
 
 def torch_name(keys: Iterable[str | int]) -> str:
@@ -135,6 +121,11 @@ def _check(
             f"{n} is {arrays[n].shape} in the file, {variables[n].shape} in the model"
             for n in variables
             if n in arrays and arrays[n].shape != variables[n].shape
+        ],
+        "not finite floating-point numbers:": [
+            f"{n} of {array.dtype}"
+            for n, array in sorted(arrays.items())
+            if array.dtype.kind != "f" or not np.isfinite(array).all()
         ],
     }
     lines = []

@@ -11,34 +11,14 @@ import time
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from examples.shared import compare, flags, log, loop
-from examples.shared.config import Run
+from examples.shared import compare, flags, log
 from tests.examples import toy_task
+from tests.examples.toy_task import assert_same_bits, saved_state, train
 
 ROOT = pathlib.Path(__file__).parents[2]
 MAIN = [sys.executable, "-m", "examples.classification.main"]
-
-
-def saved_state(folder, step):
-    """All that is saved, as plain arrays, wherever it was saved."""
-    path = (folder / "checkpoints" / str(step) / "default").absolute()
-    checkpointer = ocp.PyTreeCheckpointer()
-    tree = checkpointer.metadata(path).item_metadata.tree
-    plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-    return checkpointer.restore(path, restore_args=plain)["state"]
-
-
-def assert_same_bits(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-def train(folder, optimizer="jorge", seed=0, config=toy_task.CONFIG, **options):
-    on_batch = options.pop("on_batch", lambda step: None)
-    task = toy_task.make_task(seed, on_batch)
-    return loop.train(task, config, Run(optimizer, seed, folder, **options))
 
 
 @pytest.fixture(scope="module")

@@ -259,18 +259,18 @@ def test_annotations_that_lack_something_are_named(make_split, tmp_path):
     assert len(make_split([whole])) == 1
     for key in whole.keys() - {"iscrowd"}:  # which nothing here asks for
         short = {name: value for name, value in whole.items() if name != key}
-        with pytest.raises(ValueError, match=f"val2017.json lacks the key '{key}'"):
+        with pytest.raises(ValueError, match=f"val2017.json .* lacks the key '{key}'"):
             make_split([short])
     for key in ("id", "height"):
         short = {name: value for name, value in picture().items() if name != key}
-        with pytest.raises(ValueError, match=f"val2017.json lacks the key '{key}'"):
+        with pytest.raises(ValueError, match=f"val2017.json .* lacks the key '{key}'"):
             make_split([whole], [short])
-    with pytest.raises(ValueError, match=r"annotation of image 8, which it does not"):
+    with pytest.raises(ValueError, match=r"image_id is 8, which is not in"):
         make_split([annotation(square(0, 0, 20), image=8)])
     path = tmp_path / "annotations" / "instances_val2017.json"
     for content, message in (
         ("{}", "lacks the key 'images'"),
-        ("[]", "not laid out as COCO's"),
+        ("[]", "not laid out as COCO's instances: .* object"),
         (path.read_text()[:-9], "is not JSON, or truncated"),
         ("\xff", "is not JSON, or truncated"),
     ):
@@ -286,6 +286,7 @@ def test_annotations_that_lack_something_are_named(make_split, tmp_path):
         [],
         [[]],
         [[1, 2]],
+        [[1, 2, 3, 4]],
         {"size": [50, 60]},
         {"size": [60, 50], "counts": [0, 3000]},
         "text",

@@ -308,5 +308,16 @@ def test_other_files_are_refused(tmp_path):
 def test_pickles_are_refused(tmp_path):
     path = tmp_path / "weights.npz"
     np.savez(path, weights=np.array([{}], object))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(ValueError, match=r"weights\.npz .*holds a pickle"):
         load_torchvision(make_thin("resnet_basic"), path)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_weights_that_are_not_finite_are_named(save, value):
+    arrays = state_dict("resnet_basic")
+    arrays["fc.bias"] = arrays["fc.bias"].copy()
+    arrays["fc.bias"][1] = value
+    arrays["bn1.weight"] = arrays["bn1.weight"].astype(np.int32)
+    with pytest.raises(ValueError, match="does not fit the model") as error:
+        load_torchvision(make_thin("resnet_basic"), save(arrays))
+    assert "bn1.weight of int32, fc.bias of float32" in str(error.value)

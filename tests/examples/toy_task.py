@@ -1,11 +1,14 @@
 """A task for the examples' loop that trains in milliseconds."""
 
+import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 from flax import nnx
 
+from examples.shared import loop
 from examples.shared.classification import count, score
-from examples.shared.config import SGD, AdamW, Config, Schedule
+from examples.shared.config import SGD, AdamW, Config, Run, Schedule
 from examples.shared.loop import Task
 
 CONFIG = Config(
@@ -69,3 +72,24 @@ def make_task(seed: int, on_batch=lambda step: None) -> Task:
         steps_per_epoch=STEPS_PER_EPOCH,
         metric="accuracy",
     )
+
+
+def saved_state(folder, step):
+    """All that is saved, as plain arrays, wherever it was saved."""
+    path = (folder / "checkpoints" / str(step) / "default").absolute()
+    checkpointer = ocp.PyTreeCheckpointer()
+    tree = checkpointer.metadata(path).item_metadata.tree
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    return checkpointer.restore(path, restore_args=plain)["state"]
+
+
+def assert_same_bits(one, other):
+    """Compares two trees of arrays."""
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def train(folder, optimizer="jorge", seed=0, config=CONFIG, **options):
+    """Trains the task, or resumes."""
+    on_batch = options.pop("on_batch", lambda step: None)
+    task = make_task(seed, on_batch)
+    return loop.train(task, config, Run(optimizer, seed, folder, **options))

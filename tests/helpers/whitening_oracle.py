@@ -1,57 +1,55 @@
 """The whitening rule in float64 NumPy; shares no code with the package.
 
 docs/whitening.md has the formulas. A function of a symmetric matrix is that function of
-its eigenvalues: here the polynomials only ever see numbers.
+its eigenvalues: here the polynomial only ever sees numbers.
 """
 
 import numpy as np
-
-POLYNOMIALS = (
-    (7.53524, -72.97169, 242.03759, -310.6193, 135.01815),
-    (7.05193, -60.73338, 194.19122, -244.78354, 105.27378),
-    (4.67257, -18.86779, 42.44896, -43.76413, 16.5399),
-)
+from numpy.polynomial import Chebyshev
 
 
 class WhiteningTile:
     """One m x n parameter matrix, or one tile of it."""
 
-    beta2, start = 0.9, 0.3
+    beta2, reach = 0.9, 10
+    ridge = 2.974420251254486e-4  # 1 / c^2, where 0.1 (c + 1)^2 / (4 c) = 1.5
 
-    def __init__(self, m, n, exact=False):
-        self.m, self.n, self.exact = m, n, exact
+    def __init__(self, m, n):
+        self.m, self.n = m, n
         self.a, self.b = np.eye(m), np.eye(n)
-        self.l = self.r = None
         self.s = np.zeros((m, n))  # SGD's momentum
+        self.refreshes = 0
 
     def refresh(self, g):
-        """Moves the statistics towards this gradient's, and takes their roots."""
+        """Corrects both roots by the gradient that they have whitened."""
         if not np.any(g):
             return
         g = g / np.sqrt(np.mean(g**2))
-        h, k = g @ self.b, self.a @ g  # both roots are identities at first
-        left, right = h @ h.T / self.n, k.T @ k / self.m
-        if self.l is None:
-            left = left + self.start * np.mean(np.diag(left)) * np.eye(self.m)
-            right = right + self.start * np.mean(np.diag(right)) * np.eye(self.n)
-        else:
-            left = self.beta2 * self.l + (1 - self.beta2) * left
-            right = self.beta2 * self.r + (1 - self.beta2) * right
-        balance = np.sqrt(np.mean(np.diag(right)) / np.mean(np.diag(left)))
-        self.l, self.r = left * balance, right / balance
-        self.a, self.b = self.root(self.l), self.root(self.r)
+        d = self.a @ g @ self.b
+        left = d @ d.T / self.n
+        energy = np.sum((g @ self.b) ** 2) / self.n
+        left = left + self.ridge * energy * self.a @ self.a
+        right = d.T @ d / self.m
+        energy = np.sum((self.a @ g) ** 2) / self.m
+        right = right + self.ridge * energy * self.b @ self.b
+        self.a, self.b = self.correct(self.a, left), self.correct(self.b, right)
+        balance = np.sqrt(np.mean(np.diag(self.b)) / np.mean(np.diag(self.a)))
+        self.a, self.b = self.a * balance, self.b / balance
+        self.refreshes += 1
 
-    def root(self, statistic):
-        """About the inverse square root."""
-        values, vectors = np.linalg.eigh(statistic)
-        if self.exact:
-            return (vectors * values**-0.5) @ vectors.T
-        bound = np.sqrt(np.sqrt(np.sum(values**4)))
-        x, y = values / bound, np.ones_like(values)
-        for polynomial in POLYNOMIALS:
-            factor = sum(c * x**k for k, c in enumerate(polynomial))
-            y, x = y * factor, x * factor**2
-        return (vectors * (y / np.sqrt(bound))) @ vectors.T
+    def correct(self, root, w):
+        """About the inverse square root of root^-2 + a root^-1 w root^-1."""
+        values, vectors = np.linalg.eigh(w)
+        bound = np.sum(values**4) ** 0.25
+        beta2 = min(self.beta2, (self.refreshes + 1) / (self.refreshes + 2))
+        a = min((1 - beta2) / beta2, self.reach / bound)
+
+        def power(x):
+            return (1 + a * x) ** -0.25
+
+        factors = Chebyshev.interpolate(power, 4, domain=[0, bound])(values)
+        f = (vectors * factors) @ vectors.T
+        return np.sqrt(1 + a) * f @ root @ f
 
     def direction(self, g, beta1):
         """Whitens Nesterov's momentum; its scale is that of an average."""

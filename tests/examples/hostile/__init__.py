@@ -1,0 +1,1 @@
+"""Hostile files: a table of them, and the process that reads them."""

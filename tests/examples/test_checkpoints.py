@@ -1,0 +1,196 @@
+"""A checkpoint that is corrupt is never restored, and never passed over silently."""
+
+import pathlib
+import shutil
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.shared.checkpoints import CHECKSUMS, Checkpoints
+from tests.examples import toy_task
+from tests.examples.toy_task import assert_same_bits, saved_state
+
+
+def state(step):
+    """Numbers that fill a file of their own, and some that do not."""
+    rng = np.random.default_rng(step)
+    return {
+        "large": jnp.asarray(rng.normal(size=(300, 300)), jnp.float32),
+        "small": jnp.asarray(rng.normal(size=3), jnp.float32),
+    }
+
+
+def opened(folder):
+    return Checkpoints(folder, "accuracy", keep=2)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    checkpoints = opened(folder)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {"accuracy": float(step)})
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture
+def folder(base, tmp_path):
+    return shutil.copytree(base, tmp_path / "run")
+
+
+def step_folder(folder, step):
+    return folder / "checkpoints" / str(step)
+
+
+def largest(path):
+    files = [p for p in path.rglob("*") if p.is_file()]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+def flip(path):
+    """Changes a bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zero(path):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def empty_all(path):
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
+def empty_folder(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def replace_by_file(path):
+    shutil.rmtree(path)
+    path.write_bytes(b"")
+
+
+def restore(folder, like=None):
+    checkpoints = opened(folder)
+    try:
+        return checkpoints.restore(state(0) if like is None else like)
+    finally:
+        checkpoints.close()
+
+
+def test_without_damage_the_newest_is_restored(folder):
+    restored, step = restore(folder)
+    assert step == 2
+    assert_same_bits(restored, state(2))
+    with pytest.raises(AssertionError):
+        assert_same_bits(restored, state(1))
+    assert not (folder / "corrupt-checkpoints").exists()
+
+
+DAMAGES = {
+    "data-flip": lambda path: flip(largest(path)),
+    "data-half": lambda path: halve(largest(path)),
+    "data-zero": lambda path: zero(largest(path)),
+    "data-removed": lambda path: largest(path).unlink(),
+    "metadata-half": lambda path: halve(path / "default" / "_METADATA"),
+    "manifest-zero": lambda path: zero(path / "default" / "manifest.ocdbt"),
+    "checksums-empty": lambda path: (path / CHECKSUMS).write_text(""),
+    "checksums-none": lambda path: (path / CHECKSUMS).write_text("{}"),
+    "all-empty": empty_all,
+    "arrays-removed": lambda path: shutil.rmtree(path / "default"),
+    "folder-empty": empty_folder,
+    "folder-is-file": replace_by_file,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_corrupt_checkpoint_gives_way_to_the_one_before(folder, damage):
+    DAMAGES[damage](step_folder(folder, 2))
+    checkpoints = opened(folder)
+    with pytest.warns(UserWarning, match="cannot be restored") as caught:
+        restored, step = checkpoints.restore(state(0))
+    (message,) = [str(w.message) for w in caught if "restored" in str(w.message)]
+    assert "Step 2: " in message
+    assert "resumes from step 1" in message
+    assert str(folder / "checkpoints") in message
+    assert step == 1
+    assert_same_bits(restored, state(1))
+    # It is kept elsewhere, and the step can be saved again.
+    assert (folder / "corrupt-checkpoints" / "2-0").exists()
+    assert checkpoints.steps() == [1]
+    checkpoints.save(2, state(2), {"accuracy": 2.0})
+    checkpoints.close()
+    restored, step = restore(folder)
+    assert step == 2
+    assert_same_bits(restored, state(2))
+
+
+def test_orbax_alone_does_not_notice_a_changed_bit(folder):
+    # If this fails, orbax does now, and the checksums may go.
+    flip(largest(step_folder(folder, 2)))
+    (step_folder(folder, 2) / CHECKSUMS).unlink()
+    restored, step = restore(folder)
+    assert step == 2
+    with pytest.raises(AssertionError):
+        assert_same_bits(restored, state(2))
+
+
+def test_where_all_are_corrupt_it_is_an_error_and_all_stay(folder):
+    flip(largest(step_folder(folder, 2)))
+    halve(largest(step_folder(folder, 1)))
+    with pytest.raises(ValueError, match="no checkpoint can be restored") as error:
+        restore(folder)
+    assert "Step 2: " in str(error.value)
+    assert "Step 1: " in str(error.value)
+    assert "remove the run's folder to start again" in str(error.value)
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"1", "2"}
+    other = {"another": jnp.zeros(3)}  # an intact one of another program
+    with pytest.raises(ValueError, match="another version of the program"):
+        restore(folder, like=other)
+
+
+def test_a_run_resumes_from_the_one_before_to_the_same_bits(tmp_path):
+    places = [tmp_path / name for name in ("whole", "older", "corrupt")]
+    whole, older, corrupt = places
+    toy_task.train(whole, "sgd")
+    steps = sorted(int(path.name) for path in (whole / "checkpoints").iterdir())
+    assert steps[-1] == 20
+    assert len(steps) > 1
+    for place in (older, corrupt):
+        shutil.copytree(whole, place)
+    shutil.rmtree(step_folder(older, 20))
+    for path in step_folder(corrupt, 20).rglob("*"):
+        if path.is_file():
+            halve(path)
+    seen = {}
+    for place in (older, corrupt):
+        seen[place] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rows = toy_task.train(place, "sgd", on_batch=seen[place].append)
+        told = [w for w in caught if f"from step {steps[-2]}" in str(w.message)]
+        assert len(told) == (place == corrupt)
+        assert [row["step"] for row in rows] == [5, 10, 15, 20]
+    assert seen[older] == seen[corrupt]
+    assert seen[corrupt][0] == steps[-2]
+    for place in (older, corrupt):
+        assert_same_bits(saved_state(place, 20), saved_state(whole, 20))
+
+
+def test_checksums_are_of_every_file(folder):
+    path = step_folder(folder, 2)
+    files = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+    listed = (path / CHECKSUMS).read_text()
+    assert all(name in listed for name in files - {CHECKSUMS})
+    assert pathlib.Path(CHECKSUMS).name not in listed
