@@ -5,11 +5,9 @@ from jorge_optax._config import JorgeConfig, from_adamw, from_scratch, from_sgd
 from jorge_optax._grafting import GraftState, graft
 from jorge_optax._inspection import Description, describe, diagnostics, state_size
 from jorge_optax._optimizer import jorge
-from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Preconditioner, Rule
 from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule
 from jorge_optax._series import BinomialSeries
-from jorge_optax._statistics import TrackedStatistics
 from jorge_optax._tiling import MatrixView, Tiling, default_view
 from jorge_optax._transform import JorgeState, scale_by_jorge
 from jorge_optax._types import Sides
@@ -24,12 +22,10 @@ __all__ = (
     "JorgeConfig",
     "JorgeState",
     "MatrixView",
-    "PolynomialRoot",
     "Preconditioner",
     "Rule",
     "Sides",
     "Tiling",
-    "TrackedStatistics",
     "Whitening",
     "default_view",
     "describe",

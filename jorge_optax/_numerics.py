@@ -53,8 +53,3 @@ def hide_origin(x: jax.Array) -> jax.Array:
     b * scale may underflow.
     """
     return jax.lax.optimization_barrier(x)
-
-
-def fourth_root(x: jax.Array) -> jax.Array:
-    """Returns ``x^(1/4)``."""
-    return jnp.sqrt(jnp.sqrt(x))

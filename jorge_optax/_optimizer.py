@@ -73,8 +73,8 @@ def jorge(
       weight_decay_mask: Which parameters decay, a tree or a function of the parameters,
         as in :func:`optax.add_decayed_weights`.
       rule: How the roots are refreshed and what they are applied to, a :class:`Rule`.
-        ``None`` is :class:`BinomialSeries`, the paper's; :class:`TrackedStatistics` is
-        much closer to Shampoo with exact roots.
+        ``None`` is :class:`BinomialSeries`, the paper's; :class:`Whitening` goes beyond
+        the paper.
       eps: The statistics start as ``eps`` times the identity.
       update_interval: The roots are refreshed at steps 0, k, 2k, ...: a number k, which
         may be traced, or a schedule of the step.

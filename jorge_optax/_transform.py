@@ -47,8 +47,7 @@ class JorgeState(NamedTuple):
       count: Number of updates so far, int32, shape ``[]``.
       roots: Stack to its roots, left ``[n, R, R]`` and right ``[n, C, C]``.
       statistics: What the rule keeps beside the roots: nothing for
-        :class:`BinomialSeries`, arrays of the roots' shapes for
-        :class:`TrackedStatistics`.
+        :class:`BinomialSeries`, arrays of the roots' shapes for :class:`Whitening`.
       momentum: Stack to its momentum ``[n, R, C]``; nothing without momentum.
       length: What the length of the step accumulates; nothing without grafting.
     """
@@ -274,9 +273,9 @@ def _checked(rule: Rule | None) -> Rule:
         return BinomialSeries()
     if isinstance(rule, type) or not isinstance(rule, Rule):
         raise TypeError(
-            "rule must be BinomialSeries(), which is the paper's rule, "
-            "TrackedStatistics(), another object with the members of jorge_optax.Rule, "
-            f"or None, got {rule!r}."
+            "rule must be BinomialSeries(), which is the paper's rule, Whitening(), "
+            "another object with the members of jorge_optax.Rule, or None, got "
+            f"{rule!r}."
         )
     check_input(f"{type(rule).__name__}.preconditions", rule.preconditions)
     return rule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -31,6 +30,7 @@ from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
 NODES = np.cos(np.pi * (2 * np.arange(5) + 1) / 10)
 COEFFICIENTS = np.linalg.inv(np.vander(NODES, increasing=True))  # of 1, z, z^2, ...
 REACH = 10.0
+MAX_RATIO = 1000.0  # of the eigenvalues of a root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Whitening:
 
       D &= A \hat G B, \qquad
       W = \tfrac1n D D^\top + \rho\,\tau A^2, \qquad
-      a = \min\left(\tfrac{1 - \beta_2}{\beta_2}, \tfrac{10}{\|W\|}\right) \\
+      a = \tfrac{1 - \beta_2}{\beta_2} \\
       A &\leftarrow \sqrt{1 + a}\; F A F, \qquad F \approx (I + a W)^{-1/4}
 
     for an m x n gradient :math:`G`, :math:`\hat G` the same divided by its root mean
@@ -49,18 +49,17 @@ class Whitening:
     is refreshed likewise from :math:`D^\top D / m`. The step has the direction of
     :math:`A (\beta_1 M + (1 - \beta_1) G) B`, with the momentum :math:`M`. Where
     :math:`W` is the identity, the gradient is white and the roots stay. The ridge, with
-    :math:`\tau = \|\hat G B\|_F^2 / n` and a :math:`\rho` that follows from
-    :math:`\beta_2`, bounds the roots of directions that receive no gradient.
+    :math:`\tau = \|\hat G B\|_F^2 / n` and :math:`\rho = 10^{-6}`, bounds the roots of
+    directions that receive no gradient.
 
     Keeps roots and one momentum, and no statistics: three quarters of the state of the
     paper's rule with SGD's length, and about its operations.
 
     Attributes:
-      beta2: Weight of the past at a refresh, at most ``(t + 1) / (t + 2)`` after t
-        refreshes, so that the first ones count alike. The roots forget within about
-        ``update_interval / (1 - beta2)`` steps. Eigenvalues of a root differ by at most
-        a factor of some ``6 / (1 - beta2) - 2``, 58 by default: beyond, corrections
-        would overshoot.
+      beta2: Weight of the past at a refresh. The roots forget within about
+        ``update_interval / (1 - beta2)`` steps. It is less for the first refreshes,
+        which count alike, and more for a root of widely spread eigenvalues, which a
+        larger correction would overshoot.
       early_refreshes: The roots are refreshed at each of so many first steps, when
         gradients change fastest, whatever the interval.
 
@@ -118,7 +117,7 @@ class Whitening:
         count = kept.statistics
         share = jnp.maximum(1 - self.beta2, 1 / (count + 2.0))
         weight = share / (1 - share)
-        ridge = largest_ratio(self.beta2) ** -2 + damping
+        ridge = MAX_RATIO**-2 + damping
         correct_all = jax.vmap(
             functools.partial(correct, weight=weight, ridge=ridge, matmul=matmul)
         )
@@ -158,13 +157,13 @@ def whiten(
       whitened gradient, and ``[n]`` the trace of the covariance of the gradient that
       only the other side has whitened.
     """
-    n, rows, columns = left.gradient.shape
+    rows, columns = left.gradient.shape[1:]
     dtype = left.gradient.dtype
     a, b = left.root.astype(dtype), right.root.astype(dtype)
     mean_square = jnp.where(left.trace > 0, left.trace, 1) / (rows * columns)
     gradient = left.gradient * jax.lax.rsqrt(mean_square)[:, None, None]
     by_left, by_right = matmul(a, gradient), matmul(gradient, b)
-    white = matmul(by_left, b)
+    white = matmul(by_left, b) if columns <= rows else matmul(a, by_right)
     energy_left, energy_right = (
         jnp.sum(jnp.square(x), (1, 2)) for x in (by_right, by_left)
     )
@@ -201,7 +200,13 @@ def correct(
       The new root.
     """
     eye = jnp.eye(len(root), dtype=root.dtype)
-    covariance = covariance + ridge * energy * matmul(root, root)
+    squared = matmul(root, root)
+    # The largest eigenvalue of root^2, over its mean as the gradient meets it.
+    met = jnp.trace(covariance) / jnp.where(energy > 0, energy, 1)
+    largest = jnp.sqrt(jnp.sum(jnp.square(squared)))
+    share = largest_share(jnp.sqrt(largest / jnp.where(met > 0, met, 1)))
+    weight = jnp.minimum(weight, share / (1 - share))
+    covariance = covariance + ridge * energy * squared
     # Divided by the trace, so that no square overflows; zero only without a gradient.
     trace = jnp.trace(covariance)
     trace = jnp.where(trace > 0, trace, 1)
@@ -216,22 +221,23 @@ def correct(
     z = (2 / bound) * unit - eye
     z2 = (4 / bound**2) * square - (4 / bound) * unit + eye
     values = jax.lax.rsqrt(jnp.sqrt(1 + reach * (1 + NODES.astype(root.dtype)) / 2))
-    c0, c1, c2, c3, c4 = COEFFICIENTS.astype(root.dtype) @ values
+    terms = COEFFICIENTS.astype(root.dtype) * values[None]
+    c0, c1, c2, c3, c4 = jnp.sum(terms, 1)
     factor = c0 * eye + c1 * z + matmul(z2, c2 * eye + c3 * z + c4 * z2)
     new = matmul(factor, matmul(root, factor))
     # Scaled last: a fused multiply-add of a scaled sum would not be symmetric.
     return (jnp.sqrt(1 + a) / 2) * (new + new.T)
 
 
-def largest_ratio(beta2: float) -> float:
-    """Returns the largest ratio c of eigenvalues of a root that corrections allow.
+def largest_share(ratio: jax.Array) -> jax.Array:
+    """Returns the largest share of the new covariance that does not overshoot.
 
     At the fixed point a correction multiplies an error in the entry (i, j) of a root,
-    in its eigenbasis, by ``1 - (1 - beta2) (c + 1)^2 / (4 c)``, where c is the ratio of
-    the eigenvalues i and j. That is -1/2 at the c returned here; below -1 errors grow.
+    in its eigenbasis, by ``1 - share (c + 1)^2 / (4 c)``, where c is the ratio of the
+    eigenvalues i and j. Below -1 errors would grow: this share makes it -1/2, or is one
+    half, which the first refresh takes.
     """
-    half = 3 / (1 - beta2) - 1
-    return half + math.sqrt(half**2 - 1)
+    return jnp.minimum(0.5, 6 * ratio / jnp.square(ratio + 1))
 
 
 def finish(

@@ -15,12 +15,14 @@ import optax
 from benchmarks.baselines.muon import dimension_numbers, muon
 from benchmarks.baselines.psgd import psgd
 from examples.shared.shampoo import shampoo
-from jorge_optax import TrackedStatistics, jorge
+from jorge_optax import Whitening, jorge
 
 INTERVAL = 2
 # Optimizers with two kinds of steps: plain ones, and those that refresh.
-WITH_ROOTS = ("jorge", "composite", "shampoo", "psgd")
+WITH_ROOTS = ("jorge", "whitening", "shampoo", "psgd")
 DECAY = 1e-3
+# Early refreshes would make all timed steps refresh.
+WHITENING = Whitening(early_refreshes=0)
 
 
 def contenders() -> dict[str, optax.GradientTransformation]:
@@ -31,7 +33,7 @@ def contenders() -> dict[str, optax.GradientTransformation]:
         "sgd": optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-3, 0.9)),
         "adamw": optax.adamw(rate, weight_decay=1e-2),
         "jorge": jorge(rate, 0.9, DECAY, **options),
-        "composite": jorge(rate, 0.9, DECAY, rule=TrackedStatistics(), **options),
+        "whitening": jorge(rate, 0.9, DECAY, rule=WHITENING, **options),
         "shampoo": shampoo(rate, 0.9, DECAY, **options),
         "muon": _decayed(muon(rate, kernel_dimensions)),
     }

@@ -24,7 +24,7 @@ from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS, language_model, shapes
 from benchmarks.problems.training import trainer
-from jorge_optax import BinomialSeries, Tiling, TrackedStatistics, jorge
+from jorge_optax import BinomialSeries, Tiling, Whitening, jorge
 
 MODELS = {
     **shapes.MODELS,
@@ -57,13 +57,8 @@ VARIANTS: dict[str, Maker] = {
         _jorge, **ONE_MOMENTUM, **ROOTS
     ),
     "one momentum, all in bfloat16": functools.partial(_jorge, **ONE_MOMENTUM, **BOTH),
-    "composite": functools.partial(_jorge, rule=TrackedStatistics()),
-    "composite, all in bfloat16": functools.partial(
-        _jorge, rule=TrackedStatistics(), **BOTH
-    ),
-    "composite, one momentum, all in bfloat16": functools.partial(
-        _jorge, rule=TrackedStatistics(preconditions="momentum"), **BOTH
-    ),
+    "whitening": functools.partial(_jorge, rule=Whitening()),
+    "whitening, all in bfloat16": functools.partial(_jorge, rule=Whitening(), **BOTH),
 }
 TRAINED = results.sized([v for v in VARIANTS if v != "adamw"], ["jorge"])
 
@@ -112,8 +107,10 @@ def main() -> None:
 
     def add(row: dict | None) -> None:
         with results.lock():
-            runs = [r for r in results.rows("memory_study") if r["kind"] == "run"]
-            results.write("memory_study", sizes + runs + ([row] if row else []))
+            old = results.rows("memory_study")
+            sized = [(r["variant"], r["model"]) for r in sizes]
+            kept = [r for r in old if (r["variant"], r.get("model")) not in sized]
+            results.write("memory_study", sizes + kept + ([row] if row else []))
 
     add(None)
     for name in problems:

@@ -25,7 +25,7 @@ from examples.shared import optimizers
 
 INTERVAL = 10
 OPTIMIZERS = results.sized(
-    ("sgd", "adamw", "muon", "psgd", "shampoo@10", "paper@10", "composite@10"),
+    ("sgd", "adamw", "muon", "psgd", "shampoo@10", "paper@10", "whitening@10"),
     ("sgd", "paper@10"),
 )
 ROUNDS = results.sized(6, 2)

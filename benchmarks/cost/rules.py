@@ -5,7 +5,7 @@ rule, and how large is the state?
 Method: the update is traced for the parameters of four models at the default tile size,
 and the operations of all its matrix products are counted, separately for a refresh; the
 state is what init would allocate.
-Answer: docs/composite.md and docs/whitening.md, from benchmarks/results/rule_cost.json.
+Answer: docs/whitening.md, from benchmarks/results/rule_cost.json.
 
     python -m benchmarks.cost.rules
 """
@@ -16,7 +16,7 @@ import optax
 from benchmarks.cost.counts import matmul_flops, tree_bytes
 from benchmarks.harness import results
 from benchmarks.problems import shapes
-from jorge_optax import BinomialSeries, TrackedStatistics, Whitening, jorge, state_size
+from jorge_optax import BinomialSeries, Whitening, jorge, state_size
 
 INTERVALS = (1, 2, 4, 10, 50)
 
@@ -44,21 +44,18 @@ def main() -> None:
     for name, make in shapes.MODELS.items():
         params = make()
         series = cost(params, BinomialSeries())
-        composite = cost(params, TrackedStatistics())
         whitening = cost(params, Whitening())
         adamw = tree_bytes(jax.eval_shape(optax.adamw(1.0).init, params))
         rows.append(
             {
                 "model": name,
                 "series": series,
-                "composite": composite,
                 "whitening": whitening,
-                "ratios": ratios(composite, series),
                 "whitening_ratios": ratios(whitening, series),
                 "adamw_bytes": adamw,
             }
         )
-        print(name, rows[-1]["ratios"], rows[-1]["whitening_ratios"])
+        print(name, rows[-1]["whitening_ratios"])
     results.write("rule_cost", rows)
 
 

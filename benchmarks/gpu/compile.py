@@ -26,7 +26,7 @@ from benchmarks.cost import updates as alone
 from benchmarks.gpu import programs, target
 from benchmarks.harness import results
 from examples.shared.shampoo import shampoo
-from jorge_optax import TrackedStatistics, jorge
+from jorge_optax import Whitening, jorge
 
 INTERVAL = 50
 # Those of training_steps, which are the paper's; smaller in a smoke run.
@@ -41,7 +41,7 @@ def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
     return {
         **{name: alone.optimizers()[name] for name in ("sgd", "adamw")},
         "jorge": jorge(0.1, **options),
-        "composite": jorge(0.1, rule=TrackedStatistics(), **options),
+        "whitening": jorge(0.1, rule=Whitening(), **options),
         "shampoo": shampoo(0.1, **options),
     }
 

@@ -78,10 +78,10 @@ STUDIES = (
         Study(f"training.comparison {run}", minutes, (data, PSGD), only, (data,))
         for run, data, minutes, only in (
             ("mlp --tune", FASHION, 20, "--only sgd adamw muon shampoo"),
-            ("mlp --final", FASHION, 30, "--only sgd muon composite@10/sgd-rate"),
+            ("mlp --final", FASHION, 30, "--only sgd muon whitening@10/sgd-rate"),
             ("autoencoder --tune", FASHION, 20, "--only sgd adamw shampoo"),
             ("autoencoder --final", FASHION, 30, "--only sgd"),
-            ("autoencoder --range", FASHION, 30, "--only composite"),
+            ("autoencoder --range", FASHION, 30, "--only whitening"),
             ("resnet --tune", CIFAR, 40, "--only sgd adamw"),
             ("resnet --final", CIFAR, 60, "--only sgd"),
         )
@@ -89,13 +89,13 @@ STUDIES = (
     Study("cost.problems", 5, (FASHION, CIFAR, PSGD), smoke_needs=()),
     # These use the learning rate of AdamW that training.comparison has tuned.
     Study("training.lengths mlp", 30, (FASHION,), "'muon, shape' 'jorge, adam'"),
-    Study("training.lengths autoencoder", 30, (FASHION,), "'composite, own'"),
+    Study("training.lengths autoencoder", 30, (FASHION,), "'whitening, own'"),
     Study("training.lengths resnet", 60, (CIFAR,), "'shampoo, sgd'"),
     Study("training.workloads classification --tune", 60, (CIFAR,)),
     Study("training.workloads classification --final", 120, (CIFAR,), "sgd jorge"),
     Study("training.workloads classification --short", 20, (CIFAR,)),
     Study("training.workloads segmentation --tune", 60),
-    Study("training.workloads segmentation --final", 120, (), "sgd jorge-composite"),
+    Study("training.workloads segmentation --final", 120, (), "sgd jorge-whitening"),
     Study("training.workloads segmentation --short", 20),
 )
 

@@ -43,13 +43,13 @@ from benchmarks.numerics.arithmetic import ARITHMETICS, with_products_in
 from benchmarks.numerics.figures import cosine, figures, rounded
 from benchmarks.numerics.rules import Rule, Unrefreshed, rules, sides
 from benchmarks.numerics.streams import Stream, all_streams, quadratics
-from examples.shared.shampoo import ExactRoot, exact_root
-from jorge_optax import Sides, TrackedStatistics
+from examples.shared.shampoo import ExactRoot, ShampooRule, exact_root
+from jorge_optax import Sides
 
 CHECKPOINTS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 300)
 AFTER_EVENT = (0, 1, 2, 3, 5, 10, 20, 50, 100)
 LOW_PRECISION_CHECKPOINTS = (5, 100, 300)
-BETA2, START = TrackedStatistics.beta2, TrackedStatistics.start
+BETA2, START = ShampooRule.beta2, ShampooRule.start
 RIDGE = ExactRoot.ridge
 NEIGHBOURS = {"one tiny gradient": "noise"}
 

@@ -7,19 +7,22 @@ y, y^(1 + order), y^(1 + 2 order), ..., which should be 1. A Remez exchange find
 combination whose largest distance t from 1 on [lo, 1] is least. Each stage but the last
 is divided by 1 + t, so that it maps [lo, 1] into [(1 - t) / (1 + t), 1], where the next
 one takes over. The error of the whole is the t of the last stage.
-Answer: the tables and the coefficients that this prints. The package's
-``jorge_optax._polynomials.POLYNOMIALS`` are those of ``CHOSEN``.
+Answer: the tables and the coefficients that this prints. ``POLYNOMIALS`` of
+``inverse_root.py`` are those of ``CHOSEN``.
 
     python -m benchmarks.numerics.design
 """
 
 import numpy as np
 
-from jorge_optax._polynomials import POLYNOMIALS, Polynomial, count_products
+from benchmarks.numerics.inverse_root import POLYNOMIALS, Polynomial, count_products
 
 GRID = 200_000
 EIGENVALUES = (1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
-CHOSEN = {2: (3e-5, (4, 4, 4)), 4: (3e-5, (1, 4, 4))}  # the package's
+CHOSEN = {  # by order: the polynomials in use, smallest eigenvalue and degrees
+    2: (POLYNOMIALS[2], 3e-5, (4, 4, 4)),
+    4: (POLYNOMIALS[4], 3e-5, (1, 4, 4)),
+}
 DEGREES = (
     (2,),
     (4,),
@@ -133,7 +136,7 @@ def _alternating_peaks(error: np.ndarray, count: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Prints the tables, and the package's coefficients beside those found here."""
+    """Prints the tables, and the coefficients in use beside those found here."""
     for order in (4, 2):
         print(f"order {order}: largest error by smallest eigenvalue")
         print(f"{'degrees':<12} products", *(f"{x:>8.0e}" for x in EIGENVALUES))
@@ -143,12 +146,12 @@ def main() -> None:
             names = ", ".join(map(str, degrees))
             errors = (f"{error:8.3g}" for _, error in found)
             print(f"{names:<12} {products:>8}", *errors)
-    for order, (smallest, degrees) in CHOSEN.items():
+    for order, (used, smallest, degrees) in CHOSEN.items():
         polynomials, error = design(smallest, degrees, order)
         print(f"\norder {order}, l = {smallest:g}, degrees {degrees}: {error:.3f}")
-        for found, package in zip(polynomials, POLYNOMIALS[order], strict=True):
-            print("  found  ", *(f"{c:.5f}" for c in found))
-            print("  package", *(f"{c:.5f}" for c in package))
+        for found, in_use in zip(polynomials, used, strict=True):
+            print("  found ", *(f"{c:.5f}" for c in found))
+            print("  in use", *(f"{c:.5f}" for c in in_use))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ change after half the refreshes), the others are repeated. All in tiles of 32 x 
 in 64 x 64. Asymmetry (norm of root - its transpose, over that of the root), finiteness
 and size are checked at each refresh, eigenvalues (by ``eigh`` in float64, of the
 symmetric part) every 1,000. Of the two sides the worse one is shown.
+Rules that the JSON has are not run again: delete it to measure all again.
 Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, where
 
     asymmetry        the largest
@@ -28,7 +29,13 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.numerics.figures import rounded
-from benchmarks.numerics.rules import COMPOSITE, PAPER, SUBSTEPPED, Rule
+from benchmarks.numerics.rules import (
+    COMPOSITE,
+    PAPER,
+    SUBSTEPPED,
+    WHITENING,
+    Rule,
+)
 from benchmarks.numerics.streams import (
     SYNTHETIC,
     Stream,
@@ -191,16 +198,18 @@ def smallest_eigenvalues(roots: Sides) -> np.ndarray:
 
 
 def main() -> None:
-    """Runs everything and writes the JSON."""
+    """Runs what the JSON lacks."""
     streams = {stream.name: stream for stream in [*recorded(), *quadratics()]}
-    rows = []
+    rows = results.rows("numerics_endurance")
+    known = {(row["rule"], row["tile"]) for row in rows}
     large = [name for name in LARGE if name in SYNTHETIC or name in streams]
     for tile, names in ((TILE, [*SYNTHETIC, *streams]), (LARGE_TILE, large)):
         repeated = np.stack([cut(streams[n], tile) for n in names if n in streams], 1)
-        for rule in (PAPER, SUBSTEPPED, COMPOSITE):
-            rows += endure(rule, list(names), repeated, tile)
-            print(tile, rule.name, flush=True)
-    results.write("numerics_endurance", rows, seeds=[0])
+        for rule in (PAPER, SUBSTEPPED, COMPOSITE, WHITENING):
+            if (rule.name, f"{tile[0]}x{tile[1]}") not in known:
+                rows += endure(rule, list(names), repeated, tile)
+                results.write("numerics_endurance", rows, seeds=[0])
+                print(tile, rule.name, flush=True)
 
 
 if __name__ == "__main__":

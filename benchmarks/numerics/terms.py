@@ -26,14 +26,14 @@ from benchmarks.harness import results
 from benchmarks.numerics import accuracy
 from benchmarks.numerics.design import best_series, design, largest_error
 from benchmarks.numerics.figures import cosine, rounded
+from benchmarks.numerics.inverse_root import (
+    POLYNOMIALS,
+    PolynomialRoot,
+    count_products,
+)
 from benchmarks.numerics.rules import Packaged
 from benchmarks.numerics.streams import Stream, recorded
 from jorge_optax import BinomialSeries, Sides
-from jorge_optax._polynomials import (
-    POLYNOMIALS,
-    count_products,
-    inverse_root,
-)
 
 REFRESHES = (5, 100)
 TERMS = STAGES = DEGREES = results.sized((1, 2, 3, 4), (2,))
@@ -101,7 +101,7 @@ def composite_rows(
                 "degree": degrees[0] if len(set(degrees)) == 1 else None,
                 "degrees": ", ".join(map(str, degrees)),
                 "smallest": smallest,
-                "products": 1 + count_products(polynomials),
+                "products": 1 + count_products(polynomials, 4),
             }
             rows.append(_row(facts, error, _composite_cosines(groups, polynomials)))
             print(rows[-1], flush=True)
@@ -109,20 +109,21 @@ def composite_rows(
 
 
 def default_row(groups: list) -> dict[str, Any]:
-    """The package's polynomials."""
+    """The polynomials of the composite rule."""
     facts = {
         "kind": "composite",
         "stages": len(POLYNOMIALS[4]),
         "degree": "1, 4, 4",
         "smallest": 3e-5,
-        "products": 1 + count_products(POLYNOMIALS[4]),
+        "products": 1 + count_products(POLYNOMIALS[4], 4),
     }
     error = largest_error(3e-5, POLYNOMIALS[4])
     return _row(facts, error, _composite_cosines(groups, POLYNOMIALS[4]))
 
 
 def _composite_cosines(groups: list, polynomials: tuple) -> dict[str, list]:
-    root = jax.vmap(lambda side: inverse_root(side, 4, polynomials, "highest"))
+    inverse_root = PolynomialRoot(4, polynomials)
+    root = jax.vmap(lambda side: inverse_root(side, "highest"))
     cosines: dict[str, list] = {}
     for group in groups:
         for refreshes in REFRESHES:

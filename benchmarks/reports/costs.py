@@ -16,7 +16,7 @@ NAMES = {
     "sgd": "SGD",
     "adamw": "AdamW",
     "jorge": "Jorge",
-    "composite": "Jorge, composite rule",
+    "whitening": "Jorge, whitening",
     "shampoo": "Shampoo, exact roots",
     "muon": "Muon",
     "psgd": "PSGD-Kron",
@@ -45,7 +45,12 @@ def steps() -> Table:
                     _spread(row["step_seconds"]["plain"], 1, "s"),
                     _spread(_refreshes(row), 1, "s"),
                     *(f"{_amortised(row, k) / _plain(sgd):.2f}" for k in intervals),
-                    *(f"{_by_parts(sgd, update, name, k):.2f}" for k in intervals),
+                    *(
+                        f"{_by_parts(sgd, update, name, k):.2f}"
+                        if name in update
+                        else "not measured"
+                        for k in intervals
+                    ),
                     f"{_compile(row):.1f} s",
                     f"{_compile_over(row, adamw):.2f}",
                 ]
@@ -110,6 +115,8 @@ def at_a_glance() -> Table:
     adamw = update["adamw"]
     table = []
     for name, title in NAMES.items():
+        if name not in update:
+            continue  # not measured yet
         row, gpu = update[name], launched.get(name)
         flops = _mean_flops(row, interval)
         table.append(
@@ -188,7 +195,7 @@ def summary() -> Table:
     ):
         comparison, _ = workloads.read(name)
         for optimizer, seeds in comparison.runs.items():
-            if optimizer == "sgd/thirds":
+            if optimizer == "sgd/thirds" or "composite" in optimizer:
                 continue
             crossings = [
                 compare.crossing(rows, comparison.metric, comparison.target)
@@ -245,10 +252,7 @@ def _language_model_rows() -> list[list[str]]:
     rows = results.read("adamw_study")["rows"]
     size = {row["variant"]: row["state_bytes"] for row in rows}
     table = []
-    for variant in (
-        *("adamw", "muon", "jorge"),
-        *("jorge, composite rule", "jorge, whitening"),
-    ):
+    for variant in ("adamw", "muon", "jorge", "jorge, whitening"):
         crossings = [crossing for crossing, _ in runs[variant] if crossing]
         table.append(
             _summary_row(
@@ -270,14 +274,14 @@ def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
     table = []
     for optimizer in (
         *("sgd", "adamw", "muon", "psgd"),
-        *(f"{family}@10/sgd-rate" for family in ("shampoo", "paper", "composite")),
+        *(f"{family}@10/sgd-rate" for family in ("shampoo", "paper", "whitening")),
     ):
         key = {"stage": "final", "optimizer": optimizer}
         runs = [row for row in data["rows"] if key.items() <= row.items()]
         steps = [steps_to_target(row, facts) for row in runs]
-        cost = costs[name, optimizer.removesuffix("/sgd-rate")]
+        cost = costs.get((name, optimizer.removesuffix("/sgd-rate")))
         found = [step for step in steps if step]
-        seconds = [step * cost["step_seconds"]["median"] for step in found]
+        seconds = cost and [step * cost["step_seconds"]["median"] for step in found]
         finals = [row["final"] for row in runs]
         table.append(
             _summary_row(
@@ -287,7 +291,7 @@ def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
                 seconds,
                 finals,
                 facts["target"],
-                cost["state_bytes"],
+                cost and cost["state_bytes"],
             )
         )
     return table
@@ -300,7 +304,7 @@ def _summary_row(
     seconds: list[float] | None,
     finals: list[float | None],
     target: float,
-    state_bytes: int,
+    state_bytes: int | None,
 ) -> list[str]:
     good = [final for final in finals if final is not None]
     missed = len(finals) - len(steps)
@@ -310,7 +314,7 @@ def _summary_row(
         f"{np.median(steps):.0f}" if steps else "missed",
         _median_seconds(seconds),
         f"{np.mean(good):.4g}" if good else "diverged",
-        f"{state_bytes / 1e6:.2f} MB",
+        f"{state_bytes / 1e6:.2f} MB" if state_bytes else "not counted",
         f"{missed} of {len(finals)}" if missed else "none",
     ]
 

@@ -22,7 +22,7 @@ LAUNCHED = (
 )
 MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
 ROOM_AND_TIME = ("temporary", "compile")
-RULES = ("jorge", "composite")
+RULES = ("jorge", "whitening")
 # Of the operations of a step, by the optimizer at an interval of 50.
 SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05}
 

@@ -121,7 +121,6 @@ TABLES = {
             rules.numerics_endurance,
             rules.numerics_terms,
             rules.quality,
-            rules.rule_cost,
             rules.start_study,
             rules.whitening_cost,
             scaling.gpu_depth,

@@ -1,4 +1,4 @@
-"""Draws the README's figure of the two rules, from the committed JSON alone."""
+"""Draws the figure of docs/composite.md, from the committed JSON alone."""
 
 from typing import Any
 

@@ -21,23 +21,6 @@ RULES = (
 QUALITY_AFTER = (1, 5, 20, 100)
 
 
-def rule_cost() -> Table:
-    """Rows: models; columns: intervals."""
-    rows = results.read("rule_cost")["rows"]
-    intervals = list(rows[0]["ratios"])
-    table = [
-        [
-            row["model"],
-            *(f"{row['ratios'][k]:.2f}" for k in intervals),
-            f"{row['series']['state_bytes'] / 1e6:.0f} MB",
-            f"{row['composite']['state_bytes'] / 1e6:.0f} MB",
-        ]
-        for row in rows
-    ]
-    header = ["", *(f"interval {k}" for k in intervals), "state, paper's", "composite"]
-    return header, table
-
-
 def mean_and_seeds(values: list[float | None], digits: int) -> str:
     good = [value for value in values if value is not None]
     seeds = ", ".join("diverged" if v is None else f"{v:.{digits}f}" for v in values)

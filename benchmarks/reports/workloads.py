@@ -117,8 +117,12 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
 
 
 def plot_data(name: str) -> dict[str, Any]:
-    """Returns the data of a workload's plot."""
-    return read(name)[0]._asdict()
+    """Returns the data of a workload's plot, of optimizers that there are."""
+    comparison, _ = read(name)
+    runs = {
+        key: rows for key, rows in comparison.runs.items() if "composite" not in key
+    }
+    return comparison._replace(runs=runs)._asdict()
 
 
 def plot(data: dict[str, Any], path: pathlib.Path) -> None:

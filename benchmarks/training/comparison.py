@@ -40,21 +40,15 @@ from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import PolynomialRoot, TrackedStatistics, Whitening, jorge, lengths
+from jorge_optax import Whitening, jorge, lengths
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 SGD_RATE, DEFAULT = "/sgd-rate", "/default"
 DEFAULT_RATE = 0.05  # of steps by shape
-ROOTS = ("paper", "composite", "shampoo")
+ROOTS = ("paper", "shampoo")
 WHITENING = ("whitening@10/sgd-rate", "whitening@50/sgd-rate")
-PAIR = PolynomialRoot(  # the cheaper one of docs/composite.md
-    polynomials=(
-        (3.25665, -32.6675, 121.806, -168.46, 77.065),
-        (3.43961, -22.3389, 74.4463, -97.7915, 43.4337),
-    )
-)
 PEERS = ("sgd", "adamw", "muon", "psgd", "soap", "kl-shampoo")
 TUNED = {  # name of a family to that of the optimizer it is tuned by
     **{name: name for name in PEERS},
@@ -115,14 +109,10 @@ def optimizer(
 def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
     if family == "paper":
         return jorge
-    if family == "composite":
-        return functools.partial(jorge, rule=TrackedStatistics())
     if family == "whitening":
         return functools.partial(jorge, rule=Whitening())
     if family == "by-shape":
         return functools.partial(jorge, rule=Whitening(), grafting=lengths.Shape())
-    if family == "pair":
-        return functools.partial(jorge, rule=TrackedStatistics(inverse_root=PAIR))
     if family == "shampoo":
         return shampoo
     raise ValueError(f"No optimizer {family!r}; there are {', '.join(TUNED)}.")
@@ -300,7 +290,7 @@ def main() -> None:
     if arguments.tune:
         study.tune(arguments.only or list(TUNED))
     if arguments.range:
-        study.range(arguments.only or [*ROOTS, "pair"])
+        study.range(arguments.only or [*ROOTS, "whitening"])
     if arguments.final:
         study.final(arguments.only or list(FINAL))
     study.summary()

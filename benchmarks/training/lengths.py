@@ -6,7 +6,7 @@ of its steps, and how much their length?
 Method: the problems of benchmarks/problems, with a cosine schedule and momentum 0.9.
 The matrices that Muon takes get the direction of one optimizer and the length of
 another, by ``graft``; all other leaves get Adam at the rate at which AdamW did best on
-that problem, in all variants. Jorge (composite rule) and exact Shampoo refresh every 10
+that problem, in all variants. Jorge (whitening) and exact Shampoo refresh every 10
 steps. Lengths: SGD's with momentum; Adam's; by shape, as Muon's, sqrt(min(m, n) max(1,
 n/m)) for m inputs and n outputs; the direction's own. Each pair is given five learning
 rates, a factor 2 to 2.5 apart (where the best is at an edge, more beyond it), on the
@@ -33,10 +33,10 @@ from benchmarks.harness import rates, results
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import trainer
 from benchmarks.training.comparison import BESIDE, SEEDS, TUNING_SEED, Study
-from examples.shared.shampoo import exact_rule
+from examples.shared.shampoo import ShampooRule
 from jorge_optax import (
     Tiling,
-    TrackedStatistics,
+    Whitening,
     graft,
     jorge,
     lengths,
@@ -82,7 +82,7 @@ def direction(name: str, problem: Problem) -> optax.GradientTransformation:
             beta=MOMENTUM, weight_dimension_numbers=problem.muon_dimension_numbers
         )
         return optax.chain(muon, _per_matrix(lambda m, n, x: x * max(1, n / m) ** 0.5))
-    rule = TrackedStatistics() if name == "composite" else exact_rule()
+    rule = Whitening() if name == "whitening" else ShampooRule()
     return scale_by_jorge(rule=rule, momentum=MOMENTUM, update_interval=INTERVAL)
 
 
@@ -97,7 +97,7 @@ def variant(
             schedule,
             MOMENTUM,
             update_interval=INTERVAL,
-            rule=TrackedStatistics(),
+            rule=Whitening(),
             grafting={"sgd": lengths.SGD(), "adam": lengths.Adam(B2)}[length],
         )
     step = direction(first, problem)
@@ -129,7 +129,7 @@ def variant(
 
 def names() -> list[str]:
     """Returns all variants."""
-    grafted = [f"{d}, {length}" for d in ("composite", "muon") for length in LENGTHS]
+    grafted = [f"{d}, {length}" for d in ("whitening", "muon") for length in LENGTHS]
     shampoo = ["shampoo, sgd", "shampoo, shape"]
     return [*grafted, *shampoo, "jorge, sgd", "jorge, adam"]
 

@@ -11,7 +11,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jorge_optax import PolynomialRoot, Preconditioner, Sides
+from benchmarks.numerics.inverse_root import PolynomialRoot
+from jorge_optax import Preconditioner, Sides
 
 
 @dataclasses.dataclass(frozen=True)

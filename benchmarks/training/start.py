@@ -3,9 +3,9 @@
 Question: if the statistics start with the Gram matrix of the first gradient alone, are
 the first steps worse? Does `start`, a share of the identity, help, and what does it
 cost later?
-Method: the MLP of benchmarks/problems, a refresh every 10 steps, a constant learning
-rate (SGD's tuned one and twice that), 200 steps, five seeds. Mean training loss of
-steps 30 to 60 and of the last 50.
+Method: the composite rule on the MLP of benchmarks/problems, a refresh every 10 steps,
+a constant learning rate (SGD's tuned one and twice that), 200 steps, five seeds. Mean
+training loss of steps 30 to 60 and of the last 50.
 Answer: docs/composite.md, from benchmarks/results/start_study.json.
 
     python -m benchmarks.training.start
@@ -18,8 +18,9 @@ import numpy as np
 import optax
 
 from benchmarks.harness import results
+from benchmarks.numerics.inverse_root import composite_rule
 from benchmarks.problems import PROBLEMS
-from jorge_optax import TrackedStatistics, jorge
+from jorge_optax import jorge
 
 STARTS = results.sized((0.0, 0.1, 0.3, 1.0, 3.0), (0.3,))
 RATES, SEEDS = (0.1, 0.2), results.sized((0, 1, 2, 3, 4), (0,))
@@ -32,7 +33,7 @@ def main() -> None:
     problem = PROBLEMS["mlp"]()
     rows = []
     for start in STARTS:
-        rule = TrackedStatistics(start=start)
+        rule = composite_rule(start=start)
 
         @jax.jit
         def step(params, state, batch, rate, rule=rule):

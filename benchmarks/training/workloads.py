@@ -51,12 +51,9 @@ MIDDLES = {
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
 }
 PEERS = {"muon": 2e-2, "soap": 5e-3, "kl-shampoo": 5e-3, "psgd": 2e-3, "by-shape": 0.05}
-NAMES = ("sgd", "adamw", "shampoo", "jorge", "jorge-composite")
-SCHEDULES = (
-    *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
-    "jorge-whitening/sgd-schedule",
-)
-SHORT = "jorge-composite/sgd-schedule"  # what the short runs use
+NAMES = ("sgd", "adamw", "shampoo", "jorge")
+SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-whitening/sgd-schedule")
+SHORT = "jorge-whitening/sgd-schedule"  # what the short runs use
 SHARES = {"classification": 0.73, "segmentation": 0.6}  # the paper's gains
 WORKLOADS = {
     "classification": (

@@ -21,7 +21,6 @@ COLORS = {
     "adamw": "tab:blue",
     "shampoo": "tab:green",
     "jorge": "tab:red",
-    "jorge-composite": "tab:orange",
     "jorge-whitening": "tab:purple",
 }
 

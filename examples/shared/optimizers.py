@@ -6,21 +6,19 @@ import jax
 import optax
 
 from examples.shared.config import Config, Schedule
-from examples.shared.shampoo import exact_rule
+from examples.shared.shampoo import ShampooRule
 from jorge_optax import (
     BinomialSeries,
     JorgeConfig,
     Rule,
-    TrackedStatistics,
     Whitening,
     from_sgd,
 )
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 RULES: dict[str, Rule] = {
-    "shampoo": exact_rule(),
+    "shampoo": ShampooRule(),
     "jorge": BinomialSeries(),
-    "jorge-composite": TrackedStatistics(),
     "jorge-whitening": Whitening(),
 }
 FROM_SGD = tuple(RULES)
@@ -62,9 +60,9 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
     """Builds the optimizer of that name for a run of `steps` steps.
 
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
-    `jorge-composite`, `jorge-whitening` and `shampoo` (exact roots) have none: learning
-    rate, weight decay and step decay in thirds follow from SGD's. With the suffix
-    "/sgd-schedule" they keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
+    `jorge-whitening` and `shampoo` (exact roots) have none: learning rate, weight decay
+    and step decay in thirds follow from SGD's. With the suffix "/sgd-schedule" they
+    keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
     """
     check_name(name)
     mask = None if config.decay_all else kernels

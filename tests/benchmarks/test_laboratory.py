@@ -9,10 +9,19 @@ import pytest
 from benchmarks.harness import summary
 from benchmarks.numerics import accuracy, endurance, terms
 from benchmarks.numerics.arithmetic import with_products_in
-from benchmarks.numerics.design import best_series, design, largest_error
+from benchmarks.numerics.design import (
+    CHOSEN,
+    best_series,
+    composite_scalar,
+    count_products,
+    design,
+    largest_error,
+)
+from benchmarks.numerics.inverse_root import PolynomialRoot
 from benchmarks.numerics.rules import (
     COMPOSITE,
     PAPER,
+    WHITENING,
     Packaged,
     Unrefreshed,
     staged,
@@ -20,20 +29,39 @@ from benchmarks.numerics.rules import (
 from benchmarks.numerics.streams import quadratics
 from benchmarks.problems.problem import Problem
 from benchmarks.problems.training import trainer
-from examples.shared.shampoo import exact_root, exact_rule, shampoo
-from jorge_optax import TrackedStatistics, jorge
-from jorge_optax._polynomials import POLYNOMIALS
+from examples.shared.shampoo import ShampooRule
 
 # --- polynomials -------------------------------------------------------------------
 
 
-def test_the_packages_polynomials_are_the_designed_ones():
-    polynomials, error = design(3e-5, (1, 4, 4))
-    other, _ = design(3.1e-5, (1, 4, 4))
-    for ours, theirs, others in zip(POLYNOMIALS[4], polynomials, other, strict=True):
+@pytest.mark.parametrize(("order", "least_error"), [(2, 0.0295), (4, 0.0371)])
+def test_the_polynomials_in_use_are_the_designed_ones(order, least_error):
+    used, smallest, degrees = CHOSEN[order]
+    polynomials, error = design(smallest, degrees, order)
+    other, _ = design(1.03 * smallest, degrees, order)
+    for ours, theirs, others in zip(used, polynomials, other, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=3e-5)
         assert np.abs(np.subtract(ours, others)).max() > 1e-3
-    assert abs(error - 0.0371) < 1e-4
+    assert abs(error - least_error) < 1e-4
+
+
+@pytest.mark.parametrize("degrees", [(1, 4, 4), (4, 4), (3,), (2, 6)])
+def test_the_prototypes_root_is_the_composition(degrees):
+    polynomials = design(1e-2, degrees)[0]
+    root = PolynomialRoot(4, polynomials)
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    values = np.geomspace(1e-2, 1, 6)
+    bound = np.sum(values**4) ** 0.25 if degrees[0] > 1 else np.linalg.norm(values)
+    expected = composite_scalar(values / bound, polynomials) * bound**-0.25
+    statistic = jnp.asarray((vectors * values) @ vectors.T, jnp.float32)
+    found = np.asarray(root(statistic, "highest"))
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_allclose(
+        found, (vectors * expected) @ vectors.T, rtol=1e-3, atol=1e-3
+    )
+    text = str(jax.make_jaxpr(lambda x: root(x, "highest"))(statistic))
+    assert text.count("dot_general") == count_products(polynomials)
 
 
 @pytest.mark.parametrize(
@@ -60,45 +88,6 @@ def test_best_series_beats_the_binomial_one():
     assert terms.series_error(terms.binomial(2)) > 40 * error
 
 
-# --- the baseline ------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("x64")
-def test_exact_root_is_exact():
-    g = np.random.default_rng(0).normal(size=(6, 9))
-    statistic = g @ g.T
-    root = np.asarray(exact_root(jnp.asarray(statistic)))
-    np.testing.assert_allclose(
-        np.linalg.matrix_power(root, 4) @ statistic, np.eye(6), atol=1e-9
-    )
-    ridge = np.asarray(exact_root(jnp.asarray(statistic), 0.1))
-    largest = np.linalg.eigvalsh(statistic)[-1]
-    shifted = statistic + 0.1 * largest * np.eye(6)
-    np.testing.assert_allclose(
-        np.linalg.matrix_power(ridge, 4) @ shifted, np.eye(6), atol=1e-9
-    )
-
-
-def test_exact_shampoo_is_jorge_with_other_roots():
-    rng = np.random.default_rng(1)
-    grads = [jnp.asarray(rng.normal(size=(12, 8)), jnp.float32) for _ in range(5)]
-
-    def run(optimizer):
-        state, updates = optimizer.init(jnp.zeros((12, 8))), []
-        for gradient in grads:
-            update, state = optimizer.update(gradient, state)
-            updates.append(np.asarray(update))
-        return np.stack(updates), optax.tree.get(state, "statistics")
-
-    exact, statistics = run(shampoo(0.1, update_interval=1))
-    near, same = run(jorge(0.1, update_interval=1, rule=TrackedStatistics()))
-    jax.tree.map(np.testing.assert_array_equal, statistics, same)
-    cosine = np.sum(exact * near) / np.linalg.norm(exact) / np.linalg.norm(near)
-    assert 0.99 < cosine < 0.99999
-    bare, _ = run(shampoo(0.1, update_interval=1, rule=exact_rule(start=0.0)))
-    assert np.linalg.norm(bare - exact) > 0.01 * np.linalg.norm(exact)
-
-
 # --- the laboratory ----------------------------------------------------------------
 
 
@@ -118,7 +107,7 @@ def test_products_are_rounded_and_nothing_else():
 def test_accuracy_of_rules_whose_figures_are_known():
     streams = quadratics((6, 4), steps=20)
     rules = [Unrefreshed(), PAPER, COMPOSITE, staged("fine", 1e-6, (4,) * 4)]
-    rules.append(Packaged("exact", exact_rule()))
+    rules.append(Packaged("exact", ShampooRule()))
     rows = accuracy.study(streams, rules, ["float32"])
     rows += accuracy.study(streams, [COMPOSITE], ["bf16"])
     by_rule = {
@@ -143,7 +132,11 @@ def test_accuracy_of_rules_whose_figures_are_known():
 
 def test_endurance_sees_asymmetry():
     gradients = np.random.default_rng(2).normal(size=(30, 1, 8, 4)).astype(np.float32)
-    for rule, symmetric in ((PAPER, False), (COMPOSITE, True)):
+    for rule, symmetric in (
+        (PAPER, False),
+        (COMPOSITE, True),
+        (WHITENING, True),
+    ):
         made_up, repeated = endurance.endure(
             rule, ["heavy tails", "repeated"], gradients, (8, 4), 200
         )

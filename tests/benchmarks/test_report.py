@@ -131,6 +131,6 @@ def test_a_plot_is_drawn_once_until_its_data_change(monkeypatch, tmp_path):
     assert plots.stale(page, tmp_path) == [name]
 
 
-def test_the_readmes_plot_can_be_drawn(tmp_path):
+def test_the_plot_of_rules_can_be_drawn(tmp_path):
     plots.draw("composite.png", tmp_path)
     assert (tmp_path / "composite.png").stat().st_size > 10_000

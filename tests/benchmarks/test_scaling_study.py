@@ -12,7 +12,7 @@ from benchmarks.cost.scaling import Case, formula_flops
 from benchmarks.harness import results, run_all
 from benchmarks.reports import pages, plots
 from benchmarks.reports import scaling as report_scaling
-from jorge_optax import Tiling, TrackedStatistics, jorge
+from jorge_optax import Tiling, Whitening, jorge
 
 TABLES = ("scaling_width", "scaling_depth", "scaling_tile", "scaling_interval")
 
@@ -41,7 +41,7 @@ def test_the_formula_is_what_is_counted(params, tiling):
     assert formula == counted(params, tiling)
     assert min(formula) > 0
     # Another rule takes more for a refresh, and other tiles more or less for all.
-    other = counted(params, tiling, rule=TrackedStatistics())
+    other = counted(params, tiling, rule=Whitening())
     assert other.plain == formula.plain
     assert other.refresh > formula.refresh
     assert formula_flops(params, Tiling(4)).plain < formula.plain

@@ -3,7 +3,7 @@
 import jax
 
 from benchmarks.problems import language_model, shapes
-from jorge_optax import BinomialSeries, TrackedStatistics, Whitening
+from jorge_optax import BinomialSeries, Whitening
 
 MODELS = {
     "resnet50": lambda: shapes.resnet(50),
@@ -13,6 +13,5 @@ MODELS = {
 }
 RULES = {
     "series": BinomialSeries(),
-    "composite": TrackedStatistics(),
     "whitening": Whitening(),
 }

@@ -40,26 +40,21 @@ class Counts(NamedTuple):
 # Where they come from. matmuls: two a stack. refresh_matmuls: those and the products
 # that test_pinned_counts.py derives, but XLA joins two that share an operand into one
 # call, unless they are large. Kernels: one for each leaf without tiles (107 of
-# ResNet-50's 161); one for each root, and each statistic of the composite rule, which a
+# ResNet-50's 161); one for each root, and each statistic of the whitening rule, which a
 # plain step touches (20 or 40 for 10 stacks); the rest cut gradients into tiles, take
-# norms and put directions together, as XLA fuses it. 4 copied bytes are a count. All
-# fell by one when the momentum moved into JorgeState, which saved optax.ema's count.
+# norms and put directions together, as XLA fuses it. All fell by one when the momentum
+# moved into JorgeState, which saved optax.ema's count.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(258, 20, 0, 392, 70),
-    # 20 + 92 products; two of 12 joined for each side but the one of 256.
-    ("resnet50", "composite"): Counts(279, 20, 4, 529, 107),
     # One momentum less; 20 + 112 products, one joined for each side but that of 256.
     ("resnet50", "whitening"): Counts(269, 20, 0, 625, 127),
     # 26 leaves more, of which 17 have no tiles; the same stacks but for their numbers.
     ("deeplabv3_resnet50", "series"): Counts(274, 20, 0, 402, 70),
-    ("deeplabv3_resnet50", "composite"): Counts(295, 20, 4, 537, 107),
     # 10 + 68 products, one joined for each of 4 sides.
     ("transformer", "whitening"): Counts(83, 10, 0, 283, 74),
     # 10 + 41 products, three times two of them joined.
     ("transformer", "series"): Counts(78, 10, 0, 170, 48),
-    # 10 + 58 products, two joined for each of 4 sides.
-    ("transformer", "composite"): Counts(89, 10, 4, 236, 64),
 }
 
 
@@ -349,10 +344,10 @@ def test_least_bytes_of_an_update():
     both = 2 * (3 * size + 4)
     series = {"plain": both + roots, "refresh": both + 2 * roots}
     assert least(jorge(0.1)) == series
-    # The statistics, as large as the roots, rest on a plain step.
-    composite = least(jorge(0.1, rule=RULES["composite"]))
-    assert composite["plain"] == series["plain"]
-    assert composite["refresh"] == series["refresh"] + 2 * roots
+    # One momentum less; the statistics, as large as the roots, rest on a plain step.
+    whitening = least(jorge(0.1, rule=RULES["whitening"]))
+    assert whitening["plain"] == series["plain"] - 2 * size
+    assert whitening["refresh"] == series["refresh"] - 2 * size + 2 * roots
 
 
 def test_missed_aims_are_shown_as_missed(monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.cost import counts
 from jorge_optax import BinomialSeries, Tiling, jorge
-from jorge_optax._polynomials import POLYNOMIALS, count_products
 from jorge_optax._stacks import plan_tree
 from tests.compiled.models import MODELS, RULES
 
@@ -28,12 +27,12 @@ class Counts(NamedTuple):
     flops: int  # of products: 2 R C (R + C) for a tile of R x C
     refresh_flops: int  # of refresh_products
     characters: int  # of the lowered text
-    state_bytes: int  # float32: roots, statistics (composite), momenta; one count
+    state_bytes: int  # float32: roots, momenta; counts of steps and of refreshes
 
 
-# Where refresh_products come from: 2 Gram matrices a stack, and 2 whitened gradients of
-# the whitening rule; and for each length of side, of all stacks at once, 5 products of
-# the paper's series or 12 of the polynomials of the other rules.
+# Where refresh_products come from: 2 Gram matrices a stack, and of the whitening rule
+# 3 whitened gradients (by each side, and by both); and for each length of side, of all
+# stacks at once, 5 products of either rule.
 PINNED = {
     # 10 stacks with the sides 64, 128, 147, 192, 250, 256: 10 x 2 + 6 x 5 products.
     ("resnet50", "series"): Counts(
@@ -46,27 +45,16 @@ PINNED = {
         characters=346_906,
         state_bytes=411_146_056,
     ),
-    # 10 x 2 + 6 x 12 products; statistics as large as the roots.
-    ("resnet50", "composite"): Counts(
-        stacks=10,
-        products=20,
-        refresh_products=92,
-        conditionals=1,
-        flops=25_634_903_168,
-        refresh_flops=338_927_178_632,
-        characters=531_092,
-        state_bytes=618_052_332,
-    ),
-    # 10 x 4 + 6 x 12 products; statistics, too, and one momentum.
+    # 10 x 5 + 6 x 5 products; one momentum.
     ("resnet50", "whitening"): Counts(
         stacks=10,
         products=20,
-        refresh_products=112,
+        refresh_products=80,
         conditionals=1,
         flops=25_634_903_168,
-        refresh_flops=364_562_081_800,
-        characters=589_595,
-        state_bytes=516_040_684,
+        refresh_flops=194_478_943_726,
+        characters=502_345,
+        state_bytes=309_134_412,
     ),
     # The same numbers of stacks and sides, 21 in place of 250; 282 more tiles.
     ("deeplabv3_resnet50", "series"): Counts(
@@ -79,26 +67,16 @@ PINNED = {
         characters=382_354,
         state_bytes=674_698_264,
     ),
-    ("deeplabv3_resnet50", "composite"): Counts(
-        stacks=10,
-        products=20,
-        refresh_products=92,
-        conditionals=1,
-        flops=42_492_983_424,
-        refresh_flops=558_802_503_672,
-        characters=563_586,
-        state_bytes=1_013_592_964,
-    ),
     # The same again.
     ("deeplabv3_resnet50", "whitening"): Counts(
         stacks=10,
         products=20,
-        refresh_products=112,
+        refresh_products=80,
         conditionals=1,
         flops=42_492_983_424,
-        refresh_flops=601_295_487_096,
-        characters=622_847,
-        state_bytes=845_805_700,
+        refresh_flops=321_224_424_306,
+        characters=536_641,
+        state_bytes=506_911_004,
     ),
     # 5 stacks with the sides 64, 128, 192, 256. The long sides of 256x128 and 128x256
     # go without a gram, by 9 products each: 5 x 2 - 2 grams, 3 x 5 and 2 x 9 products.
@@ -112,27 +90,16 @@ PINNED = {
         characters=122_306,
         state_bytes=8_215_044,
     ),
-    # 5 x 2 + 4 x 12 products.
-    ("transformer", "composite"): Counts(
-        stacks=5,
-        products=10,
-        refresh_products=58,
-        conditionals=1,
-        flops=334_495_744,
-        refresh_flops=6_003_097_600,
-        characters=210_602,
-        state_bytes=12_687_876,
-    ),
-    # 5 x 4 + 4 x 12 products.
+    # 5 x 5 + 4 x 5 products.
     ("transformer", "whitening"): Counts(
         stacks=5,
         products=10,
-        refresh_products=68,
+        refresh_products=45,
         conditionals=1,
         flops=334_495_744,
-        refresh_flops=6_337_593_344,
-        characters=238_503,
-        state_bytes=10_820_100,
+        refresh_flops=3_149_398_016,
+        characters=192_548,
+        state_bytes=6_347_272,
     ),
 }
 # Other versions of jax write the same program in other words: the numbers are of jax
@@ -178,37 +145,34 @@ def test_pinned_counts_follow_from_the_tiles(model, rule):
     """The comments of the table, as formulas."""
     params, pinned = MODELS[model](), PINNED[model, rule]
     thin = THIN.get((model, rule), set())
-    each = {
-        "series": 5,
-        "composite": count_products(POLYNOMIALS[4]),
-        "whitening": count_products(POLYNOMIALS[2], 2),
-    }[rule]
     whitens = rule == "whitening"
     stacks = plan_tree(params, Tiling()).stacks.values()
     sides, applied, by_gram, alone, roots = set(), 0, 0, 0, 0
     for n, rows, columns in stacks:
         applied += n * rows * columns * (rows + columns)
+        # Whitening by each side, and by both.
+        both = rows + columns + min(rows, columns)
+        by_gram += whitens * n * rows * columns * both
         roots += n * (rows**2 + columns**2)
         for m, k in ((rows, columns), (columns, rows)):
             if (rows, columns) in thin and m > k:
                 alone += n * (7 * m * m * k + 2 * m * k * k)
             else:
                 sides.add(m)
-                by_gram += n * (m * m * k + each * m**3 + whitens * m * k * k)
+                by_gram += n * (m * m * k + 5 * m**3)
     assert pinned.stacks == len(stacks)
     assert pinned.products == 2 * len(stacks)
     assert pinned.flops == 2 * applied
-    grams = 2 * (1 + whitens) * len(stacks) - len(thin)
-    assert pinned.refresh_products == grams + each * len(sides) + 9 * len(thin)
+    grams = (5 if whitens else 2) * len(stacks) - len(thin)
+    assert pinned.refresh_products == grams + 5 * len(sides) + 9 * len(thin)
     assert pinned.refresh_flops == 2 * (by_gram + alone)
     # Momentum for all; for matrices that of the direction and that of SGD, unless the
     # rule shares one.
     leaves = jax.tree.leaves(params)
     own = 1 if whitens else 2
     momenta = sum(leaf.size * (own if leaf.ndim > 1 else 1) for leaf in leaves)
-    held = roots if rule == "series" else 2 * roots
-    # One count: the momenta are part of JorgeState and have no count of their own.
-    assert pinned.state_bytes == 4 * (momenta + held) + 4
+    # A count of steps, and of refreshes for whitening.
+    assert pinned.state_bytes == 4 * (momenta + roots) + 4 + 4 * whitens
 
 
 def after_jorge(function):

@@ -12,7 +12,6 @@ import pytest
 
 from jorge_optax import (
     Tiling,
-    TrackedStatistics,
     Whitening,
     graft,
     jorge,
@@ -55,10 +54,6 @@ TABLE = {
     "jorge_at_length_of_adam": (
         jorge,
         dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
-    ),
-    "jorge_tracked_statistics": (
-        jorge,
-        dict(learning_rate=0.05, update_interval=2, rule=TrackedStatistics()),
     ),
     "jorge_whitening": (
         jorge,

@@ -1,7 +1,5 @@
 """The paper's algorithm in float64 NumPy loops; shares no code with the package.
 
-And the same with the other rule of refreshing, docs/composite.md.
-
 Lines named "A2:n" are those of Algorithm 2 (Jorge), "A3:n" those of Algorithm 3 of the
 appendix (the weight update with SGD grafting), "A.1" its appendix on beta2.
 
@@ -10,13 +8,6 @@ tile is treated as such a matrix of its own, its grafted norm included.
 """
 
 import numpy as np
-
-# docs/composite.md
-POLYNOMIALS = (
-    (1.8336, -1.6979),
-    (3.13095, -27.1517, 97.9482, -133.485, 60.5574),
-    (2.5463, -9.2422, 24.4787, -28.527, 11.7813),
-)
 
 
 class TileOracle:
@@ -63,42 +54,6 @@ def refresh(root, gram):
     factor = factor - (1 - beta2) / (4 * beta2) * x
     factor = factor + 5 * (1 - beta2) ** 2 / (32 * beta2**2) * (x @ x)
     return beta2 ** (-1 / 4) * root @ factor  # A2:6
-
-
-class CompositeTileOracle(TileOracle):
-    """The same with tracked statistics and a composition of polynomials.
-
-    A function of a symmetric matrix is that function of its eigenvalues: here the
-    polynomials only ever see numbers.
-    """
-
-    beta2 = 0.95
-    polynomials = POLYNOMIALS
-
-    def __init__(self, m, n, eps):
-        super().__init__(m, n, eps)
-        self.l, self.r = np.zeros((m, m)), np.zeros((n, n))
-
-    def update_preconditioners(self, g):
-        if not np.any(g):
-            return
-        if not np.any(self.l):  # the first gradient
-            extra = 0.3 * (1 - self.beta2) / self.beta2 * np.sum(g**2)
-            self.l = extra / len(self.l) * np.eye(len(self.l))
-            self.r = extra / len(self.r) * np.eye(len(self.r))
-        self.l = self.beta2 * self.l + (1 - self.beta2) * g @ g.T
-        self.r = self.beta2 * self.r + (1 - self.beta2) * g.T @ g
-        self.left, self.right = self.root(self.l), self.root(self.r)
-
-    def root(self, statistic):
-        values, vectors = np.linalg.eigh(statistic)
-        bound = np.sqrt(np.sum(values**2))
-        x = values / bound
-        y = np.ones_like(x)
-        for polynomial in self.polynomials:
-            factor = sum(c * x**k for k, c in enumerate(polynomial))
-            y, x = y * factor, x * factor**4
-        return (vectors * (y * bound ** (-1 / 4))) @ vectors.T
 
 
 class JorgeOracle:

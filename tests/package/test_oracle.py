@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, TrackedStatistics, jorge
-from tests.helpers.oracle import CompositeTileOracle, JorgeOracle
+from jorge_optax import Tiling, jorge
+from tests.helpers.oracle import JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 
 
@@ -146,38 +146,3 @@ def test_algorithm_2_without_grafting(case):
     with_grafting, _ = run_package(case, 2, "float64", **{**options, "grafting": True})
     with pytest.raises(AssertionError):
         assert_close(with_grafting, expected, 1e-9)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("case", CASES)
-def test_tracked_statistics_in_float64_agrees_to_1e_9(case, interval):
-    expected, oracle = run_oracle(case, interval, rule=CompositeTileOracle)
-    actual, state = run_package(case, interval, "float64", rule=TrackedStatistics())
-    assert_close(actual, expected, 1e-9)
-    if oracle.has_roots:
-        assert_roots_close(state, oracle, 1e-9)
-
-    perturbed, _ = run_package(
-        case, interval, "float64", rule=TrackedStatistics(), perturb=14
-    )
-    with pytest.raises(AssertionError):
-        assert_close(perturbed, expected, 1e-9)
-    if oracle.has_roots:
-        other = TrackedStatistics(beta2=0.949)
-        with pytest.raises(AssertionError):
-            assert_close(
-                run_package(case, interval, "float64", rule=other)[0], expected, 1e-9
-            )
-
-
-@pytest.mark.parametrize("case", [c for c, v in CASES.items() if len(v[0]) > 1])
-def test_tracked_statistics_in_float32_agrees_to_1e_4(case):
-    expected, oracle = run_oracle(case, 1, rule=CompositeTileOracle)
-    actual, state = run_package(case, 1, "float32", rule=TrackedStatistics())
-    assert_close(actual, expected, 1e-4)
-    if oracle.has_roots:
-        assert_roots_close(state, oracle, 1e-4)
-        by_series, _ = run_package(case, 1, "float32")
-        with pytest.raises(AssertionError):
-            assert_close(by_series, expected, 1e-2)

@@ -14,8 +14,7 @@ from jorge_optax import (
     Preconditioner,
     Rule,
     Sides,
-    Tiling,
-    TrackedStatistics,
+    Whitening,
     describe,
     jorge,
     scale_by_jorge,
@@ -69,77 +68,6 @@ class RowScaling:
             key: kept.roots[key].left[:, :, None] * tiles
             for key, tiles in matrices.items()
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactShampoo:
-    """Shampoo by eigendecompositions, written without any part of the package."""
-
-    beta2: float = 0.95
-    start: float = 0.3
-    preconditions: str = "gradient"
-
-    def init(self, tiles, *, eps, dtype):
-        def matrices(scale):
-            return {
-                key: Sides(
-                    jnp.tile(scale * jnp.eye(r, dtype=dtype), (n, 1, 1)),
-                    jnp.tile(scale * jnp.eye(c, dtype=dtype), (n, 1, 1)),
-                )
-                for key, (n, r, c) in ((k, t.shape) for k, t in tiles.items())
-            }
-
-        return Preconditioner(matrices(eps**-0.25), matrices(0.0))
-
-    def track(self, statistic, gram):
-        mean = jnp.trace(gram) / len(gram)
-        first = jnp.trace(statistic) == 0
-        gram += jnp.where(first, self.start * mean, 0.0) * jnp.eye(len(gram))
-        return self.beta2 * statistic + (1 - self.beta2) * gram
-
-    def refresh(self, kept, gradients, momenta, *, damping, precision):
-        del damping, precision
-        source = momenta if self.preconditions == "momentum" else gradients
-        statistics = {
-            key: Sides(
-                jax.vmap(self.track)(kept.statistics[key].left, g @ g.mT),
-                jax.vmap(self.track)(kept.statistics[key].right, g.mT @ g),
-            )
-            for key, g in source.items()
-        }
-        return Preconditioner(jax.tree.map(jax.vmap(exact), statistics), statistics)
-
-    def precondition(self, kept, matrices, *, precision):
-        del precision
-        return {
-            key: kept.roots[key].left @ g @ kept.roots[key].right
-            for key, g in matrices.items()
-        }
-
-
-def exact(statistic, precision=None):
-    del precision
-    values, vectors = jnp.linalg.eigh(statistic)
-    return (vectors * values[None] ** -0.25) @ vectors.T
-
-
-@pytest.mark.parametrize("preconditions", ["gradient", "momentum", "nesterov"])
-@pytest.mark.parametrize("tiling", [Tiling(), Tiling(4)])
-def test_hand_written_shampoo_is_tracked_statistics_with_exact_roots(
-    preconditions, tiling
-):
-    options = dict(update_interval=2, tiling=tiling)
-    by_hand = ExactShampoo(preconditions=preconditions)
-    found = run(jorge(0.1, rule=by_hand, **options))
-    tracked = TrackedStatistics(inverse_root=exact, preconditions=preconditions)
-    expected = run(jorge(0.1, rule=tracked, **options))
-    chex.assert_trees_all_close(found, expected, rtol=1e-3, atol=1e-5)
-    by_polynomials = TrackedStatistics(preconditions=preconditions)
-    for rule in (by_polynomials, dataclasses.replace(tracked, beta2=0.9)):
-        with pytest.raises(AssertionError):
-            chex.assert_trees_all_close(
-                found, run(jorge(0.1, rule=rule, **options)), rtol=1e-3, atol=1e-5
-            )
 
 
 @pytest.mark.parametrize("preconditions", ["gradient", "momentum", "nesterov"])
@@ -237,9 +165,9 @@ def lacking(member):
     "rule",
     [
         BinomialSeries,
-        TrackedStatistics,
+        Whitening,
         RowScaling,
-        "composite",
+        "whitening",
         0.95,
         *map(lacking, ("preconditions", "init", "refresh", "precondition")),
     ],
