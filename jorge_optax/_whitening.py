@@ -57,9 +57,8 @@ class Whitening:
 
     Attributes:
       beta2: Weight of the past at a refresh. The roots forget within about
-        ``update_interval / (1 - beta2)`` steps. It is less for the first refreshes,
-        which count alike, and more for a root of widely spread eigenvalues, which a
-        larger correction would overshoot.
+        ``update_interval / (1 - beta2)`` steps. It is larger for a root of widely
+        spread eigenvalues, which a larger correction would overshoot.
       early_refreshes: The roots are refreshed at each of so many first steps, when
         gradients change fastest, whatever the interval.
 
@@ -69,7 +68,7 @@ class Whitening:
     """
 
     beta2: float = 0.9
-    early_refreshes: int = 20
+    early_refreshes: int = 50
 
     def __post_init__(self) -> None:
         """Checks the options."""
@@ -90,9 +89,9 @@ class Whitening:
     def init(
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
-        """Starts roots as identities, after no refresh; ``eps`` is not used."""
+        """Starts roots as identities; ``eps`` is not used."""
         del eps
-        return Preconditioner(start_roots(tiles, 1.0, dtype), jnp.zeros([], jnp.int32))
+        return Preconditioner(start_roots(tiles, 1.0, dtype), ())
 
     def refresh(
         self,
@@ -113,10 +112,7 @@ class Whitening:
         items = []
         for left, right in zip(sides[::2], sides[1::2], strict=True):
             items += whiten(left, right, matmul)
-        # Of the first refreshes all count alike.
-        count = kept.statistics
-        share = jnp.maximum(1 - self.beta2, 1 / (count + 2.0))
-        weight = share / (1 - share)
+        weight = (1 - self.beta2) / self.beta2
         ridge = MAX_RATIO**-2 + damping
         correct_all = jax.vmap(
             functools.partial(correct, weight=weight, ridge=ridge, matmul=matmul)
@@ -133,7 +129,7 @@ class Whitening:
             jnp.where(side.usable, new, side.root)
             for side, new in zip(sides, finish(roots, sides, floor), strict=True)
         ]
-        return Preconditioner(join_sides(sides, kept_or_new), count + 1)
+        return Preconditioner(join_sides(sides, kept_or_new), kept.statistics)
 
     def precondition(
         self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
@@ -235,7 +231,7 @@ def largest_share(ratio: jax.Array) -> jax.Array:
     At the fixed point a correction multiplies an error in the entry (i, j) of a root,
     in its eigenbasis, by ``1 - share (c + 1)^2 / (4 c)``, where c is the ratio of the
     eigenvalues i and j. Below -1 errors would grow: this share makes it -1/2, or is one
-    half, which the first refresh takes.
+    half where that is less.
     """
     return jnp.minimum(0.5, 6 * ratio / jnp.square(ratio + 1))
 

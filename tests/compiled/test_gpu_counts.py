@@ -40,19 +40,19 @@ class Counts(NamedTuple):
 # Where they come from. matmuls: two a stack. refresh_matmuls: those and the products
 # that test_pinned_counts.py derives, but XLA joins two that share an operand into one
 # call, unless they are large. Kernels: one for each leaf without tiles (107 of
-# ResNet-50's 161); one for each root, and each statistic of the whitening rule, which a
-# plain step touches (20 or 40 for 10 stacks); the rest cut gradients into tiles, take
+# ResNet-50's 161); one for each root, which a plain step touches (20 for 10 stacks);
+# the rest cut gradients into tiles, take
 # norms and put directions together, as XLA fuses it. All fell by one when the momentum
 # moved into JorgeState, which saved optax.ema's count.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(258, 20, 0, 392, 70),
-    # One momentum less; 20 + 112 products, one joined for each side but that of 256.
-    ("resnet50", "whitening"): Counts(269, 20, 0, 625, 127),
+    # One momentum less; 20 + 80 products, one joined for each stack and one more.
+    ("resnet50", "whitening"): Counts(249, 20, 0, 517, 89),
     # 26 leaves more, of which 17 have no tiles; the same stacks but for their numbers.
     ("deeplabv3_resnet50", "series"): Counts(274, 20, 0, 402, 70),
-    # 10 + 68 products, one joined for each of 4 sides.
-    ("transformer", "whitening"): Counts(83, 10, 0, 283, 74),
+    # 10 + 45 products, 7 of them joined with others.
+    ("transformer", "whitening"): Counts(73, 10, 0, 216, 48),
     # 10 + 41 products, three times two of them joined.
     ("transformer", "series"): Counts(78, 10, 0, 170, 48),
 }

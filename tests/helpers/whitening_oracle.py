@@ -18,7 +18,6 @@ class WhiteningTile:
         self.m, self.n = m, n
         self.a, self.b = np.eye(m), np.eye(n)
         self.s = np.zeros((m, n))  # SGD's momentum
-        self.refreshes = 0
 
     def refresh(self, g):
         """Corrects both roots by the gradient that they have whitened."""
@@ -38,7 +37,6 @@ class WhiteningTile:
         self.b = self.correct(self.b, right, limits[1])
         balance = np.sqrt(np.mean(np.diag(self.b)) / np.mean(np.diag(self.a)))
         self.a, self.b = self.a * balance, self.b / balance
-        self.refreshes += 1
 
     def limit(self, root, met):
         """The largest share of the new covariance."""
@@ -50,8 +48,7 @@ class WhiteningTile:
         """About the inverse square root of root^-2 + a root^-1 w root^-1."""
         values, vectors = np.linalg.eigh(w)
         bound = np.sum(values**4) ** 0.25
-        beta2 = min(self.beta2, (self.refreshes + 1) / (self.refreshes + 2))
-        beta2 = max(beta2, 1 - limit)
+        beta2 = max(self.beta2, 1 - limit)
         a = min((1 - beta2) / beta2, self.reach / bound)
 
         def power(x):

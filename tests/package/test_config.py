@@ -319,7 +319,7 @@ def test_a_rule_is_passed_on_and_printed_by_what_differs_from_its_defaults(deriv
     default = BinomialSeries() if derive is from_sgd else Whitening()
     assert derive(**arguments).rule == default
     state = config.optimizer().init({"w": jnp.ones((3, 2))})
-    assert optax.tree.get(state, "statistics")["3x2"].left.shape == (1, 3, 3)
+    assert optax.tree.get(state, "roots")["3x2"].left.shape == (1, 3, 3)
 
 
 def test_left_out_parameters_take_the_step_of_adam():
