@@ -313,7 +313,7 @@ def from_scratch(
     weight_decay: float = 0.0,
     weight_decay_mask: Mask = None,
     update_interval: int = 10,
-    leave_out: tuple[str, ...] = ("embed", "position"),
+    leave_out: tuple[str, ...] = ("embed", "position", "head"),
     rule: Rule | None = None,
 ) -> JorgeConfig:
     """Returns hyperparameters for a model without any tuned baseline.
@@ -333,7 +333,8 @@ def from_scratch(
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
       leave_out: Parameters with one of these words in their path take Adam's step, at a
-        tenth of the learning rate, as do biases.
+        tenth of the learning rate, as do biases. Name the last layer of a language
+        model here if its name has none of them.
       rule: How the roots are refreshed; ``None`` is :class:`jorge_optax.Whitening`.
 
     Returns:
@@ -348,7 +349,7 @@ def from_scratch(
       update_interval  10
       rule             Whitening()
       grafting         Shape(others=0.1, b2=0.95)
-      leave_out        ['embed', 'position']
+      leave_out        ['embed', 'position', 'head']
     """
     check_below_one("momentum", momentum)
     check_not_negative("weight_decay", weight_decay)

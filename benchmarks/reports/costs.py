@@ -232,7 +232,10 @@ def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
     Of each seed: the first step with a loss at the target, or None, and the final loss.
     """
     runs: dict[str, list[Row]] = {}
-    for row in results.read("adamw_study")["rows"]:
+    rows = results.read("adamw_study")["rows"]
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        if row["stage"] != "final":
+            continue
         runs.setdefault(row["variant"], []).append(row)
     tuned = np.mean([row["curve"][-1][1] for row in runs["adamw"]])
     target = float(tuned) / compare.SHARE  # a loss
@@ -250,7 +253,9 @@ def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
 def _language_model_rows() -> list[list[str]]:
     target, runs = language_model()
     rows = results.read("adamw_study")["rows"]
-    size = {row["variant"]: row["state_bytes"] for row in rows}
+    size = {
+        row["variant"]: row["state_bytes"] for row in rows if row["stage"] == "final"
+    }
     table = []
     for variant in ("adamw", "muon", "jorge", "jorge, whitening"):
         crossings = [crossing for crossing, _ in runs[variant] if crossing]

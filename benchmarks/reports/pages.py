@@ -15,7 +15,15 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.harness import results
-from benchmarks.reports import costs, gpu, plots, rules, scaling, workloads
+from benchmarks.reports import (
+    costs,
+    evidence,
+    gpu,
+    plots,
+    rules,
+    scaling,
+    workloads,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
@@ -110,6 +118,9 @@ TABLES = {
             costs.steps,
             costs.summary,
             costs.updates,
+            evidence.headline,
+            evidence.paired,
+            evidence.peers,
             gpu.gpu_aims,
             gpu.gpu_bounds,
             gpu.gpu_compile,

@@ -13,6 +13,7 @@ ORDER = (
     *("sgd", "adamw", "shampoo", "jorge", "jorge-composite"),
     *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
     "jorge-whitening/sgd-schedule",
+    *("muon", "soap", "kl-shampoo", "psgd", "by-shape"),
 )
 Table = tuple[list[str], list[list[str]]]
 

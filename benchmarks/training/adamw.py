@@ -13,7 +13,7 @@ the last layer left to Adam. That embeddings are left to Adam by default was dec
 the tuning seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2,
 which is usual to carry AdamW's rate over; embeddings and the last layer get AdamW at
 its own tuned rate, also where Muon's rate is tuned. SOAP, KL-Shampoo and Jorge leave
-embeddings to Adam. By shape, the decay is such that its product with the rate is
+embeddings to Adam, Jorge by shape the last layer, too. By shape, the decay is such that its product with the rate is
 AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
@@ -37,7 +37,7 @@ from benchmarks.baselines.soap import scale_by_soap
 from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import language_model
-from jorge_optax import BinomialSeries, Whitening, from_adamw, lengths
+from jorge_optax import BinomialSeries, Whitening, from_adamw, from_scratch
 
 STEPS, DECAY, B1, B2 = results.sized(600, 60), 0.1, 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
@@ -129,8 +129,8 @@ def optimizer_of(
         return with_adam(make(B1), schedule(rate), leave_out=LEAVE_OUT, **options)
     if variant.startswith("jorge, by shape"):
         decay = DECAY * adam_rate / rate
-        config = from_adamw(schedule(rate), B1, B2, weight_decay=decay)
-        return config.optimizer(grafting=lengths.Shape())
+        config = from_scratch(STEPS, momentum=B1, weight_decay=decay)
+        return config.optimizer(learning_rate=schedule(rate))
     options = VARIANTS[variant.removesuffix(", tuned")]
     return from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options).optimizer()
 

@@ -40,7 +40,7 @@ from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import Whitening, jorge, lengths
+from jorge_optax import Whitening, from_scratch, jorge
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
@@ -103,6 +103,9 @@ def optimizer(
         return with_adam(make(MOMENTUM), schedule, b1=MOMENTUM, b2=B2)
     if family == "psgd":
         return psgd(schedule, MOMENTUM)
+    if family == "by-shape":
+        config = from_scratch(steps, momentum=MOMENTUM, update_interval=int(k))
+        return config.optimizer(learning_rate=schedule)
     return _with_roots(family)(schedule, MOMENTUM, update_interval=int(k))
 
 
@@ -111,8 +114,6 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
         return jorge
     if family == "whitening":
         return functools.partial(jorge, rule=Whitening())
-    if family == "by-shape":
-        return functools.partial(jorge, rule=Whitening(), grafting=lengths.Shape())
     if family == "shampoo":
         return shampoo
     raise ValueError(f"No optimizer {family!r}; there are {', '.join(TUNED)}.")

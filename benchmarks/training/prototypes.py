@@ -1,8 +1,9 @@
 """Rules that were tried beside the package's own, each an object of ``Rule``.
 
-``Ablated`` is the whitening rule with each of its parts as an option, ``RootsOnly`` the
-paper's series with other exponents, ``SelfCorrecting`` keeps roots that the whitened
-gradient corrects. They are written for clarity: no guards, no joined batches.
+``Corrected`` is the package's whitening rule with each of its parts as an option,
+``Tracked`` its predecessor, which keeps statistics and takes roots of them, and
+``RootsOnly`` the paper's series with other exponents. They are written for clarity: no
+guards, no joined batches.
 """
 
 import dataclasses
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 
 from benchmarks.numerics.inverse_root import PolynomialRoot
 from jorge_optax import Preconditioner, Sides
+from jorge_optax._whitening import COEFFICIENTS, NODES
 
 
 @dataclasses.dataclass(frozen=True)
-class Ablated:
-    """The whitening rule with each of its parts as an option.
+class Tracked:
+    """Keeps statistics, and takes roots of them.
 
     Attributes:
       preconditions: Order: ``"nesterov"`` averages first, ``"gradient"`` after.
@@ -31,8 +33,7 @@ class Ablated:
       source: What the statistics are taken of.
       normalize: Whether gradients are divided by their root mean square first.
       early_refreshes: The roots are refreshed at each of so many first steps.
-      orthogonalize: Steps of Newton and Schulz after preconditioning.
-      polynomials: Other polynomials than the package's.
+      polynomials: Other polynomials than the best three.
       sides: Whether both sides are whitened, or the shorter one alone.
     """
 
@@ -43,7 +44,6 @@ class Ablated:
     start: float = 0.3
     ridge: float | None = None
     source: Literal["gradient", "momentum"] = "gradient"
-    orthogonalize: int = 0
     normalize: bool = True
     early_refreshes: int = 20
     polynomials: tuple[tuple[float, ...], ...] | None = None
@@ -110,18 +110,11 @@ class Ablated:
         return (vectors * values[None] ** (-1 / self.power)) @ vectors.T
 
     def precondition(self, kept, matrices, *, precision):
-        """Multiplies from both sides; then orthogonalizes, if asked to."""
+        """Multiplies from both sides."""
         del precision
-        directions = {
-            key: kept.roots[key].left @ tiles @ kept.roots[key].right
-            for key, tiles in matrices.items()
+        return {
+            k: kept.roots[k].left @ m @ kept.roots[k].right for k, m in matrices.items()
         }
-        if self.orthogonalize:
-            return {
-                key: newton_schulz(d, self.orthogonalize)
-                for key, d in directions.items()
-            }
-        return directions
 
 
 def _zeros(tiles, dtype) -> dict[str, Sides]:
@@ -133,6 +126,8 @@ def _zeros(tiles, dtype) -> dict[str, Sides]:
 
 def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
     """Moves the singular values of each matrix towards one, by quintic steps."""
+    if not steps:
+        return x
     wide = x.shape[-2] > x.shape[-1]
     x = x.mT if wide else x
     x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-30)
@@ -148,10 +143,10 @@ class RootsOnly:
     """The paper's series with another exponent: keeps roots and no statistics.
 
     Attributes:
-      preconditions: As for ``Ablated``.
+      preconditions: As for ``Tracked``.
       power: 4 is the paper's, 2 whitens.
       factors: Factors of x and x^2.
-      coupled: As for ``Ablated``.
+      coupled: As for ``Tracked``.
       spectral: Whether X is divided by a tighter bound than its Frobenius norm.
       floor: Least beta2; None is the paper's dynamic one.
     """
@@ -220,16 +215,29 @@ class RootsOnly:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfCorrecting:
-    """Roots corrected by the whitened gradient: ``A <- F A F``, without statistics.
+class Corrected:
+    """The package's whitening rule with each of its parts as an option.
 
     Attributes:
+      preconditions: Order: ``"nesterov"`` averages first, ``"gradient"`` after.
+      power: The roots approximate the covariances to the power ``-1 / power``.
+      coupled: Whether each side is the covariance of the gradient that the other side
+        has whitened, or of the gradient itself.
+      normalize: Whether gradients are divided by their root mean square first.
+      limited: Whether the spread of a root limits the weight of a correction.
+      orthogonalize: Steps of Newton and Schulz after preconditioning.
       beta2: Weight of the past at a refresh.
-      preconditions: As for ``Ablated``.
+      early_refreshes: The roots are refreshed at each of so many first steps.
     """
 
-    beta2: float = 0.7
     preconditions: Literal["gradient", "momentum", "nesterov"] = "nesterov"
+    power: int = 2
+    coupled: bool = True
+    normalize: bool = True
+    limited: bool = True
+    orthogonalize: int = 0
+    beta2: float = 0.9
+    early_refreshes: int = 50
 
     def init(self, tiles, *, eps, dtype) -> Preconditioner:
         """Starts with zeros, which the first refresh replaces."""
@@ -247,26 +255,47 @@ class SelfCorrecting:
 
     def _refresh_tile(self, g, a, b):
         rows, columns = g.shape
-        first = jnp.trace(a) == 0
-        unit = 1 / jnp.sqrt(jnp.sqrt(jnp.mean(g * g)) + 1e-30)
-        a = jnp.where(first, unit * jnp.eye(rows), a)
-        b = jnp.where(first, unit * jnp.eye(columns), b)
-        d = a @ g @ b
-        return self._correct(a, d @ d.T / columns), self._correct(b, d.T @ d / rows)
+        size = jnp.sqrt(jnp.mean(g * g)) + 1e-30
+        if self.normalize:
+            g, size = g / size, 1.0
+        start = size ** (-1 / self.power)
+        a = jnp.where(jnp.trace(a) == 0, start * jnp.eye(rows), a)
+        b = jnp.where(jnp.trace(b) == 0, start * jnp.eye(columns), b)
+        # What whitens: the inverse square roots.
+        left, right = (a, b) if self.power == 2 else (a @ a, b @ b)
+        by_left, by_right = left @ g, g @ right
+        white = by_left @ right
+        mine, other = (white, white) if self.coupled else (by_left, by_right)
+        met = (by_right, by_left) if self.coupled else (g, g)
+        a = self._correct(a, left, mine @ mine.T / columns, met[0], columns)
+        b = self._correct(b, right, other.T @ other / rows, met[1], rows)
+        balance = jnp.sqrt((jnp.trace(b) / columns) / (jnp.trace(a) / rows))
+        return a * balance, b / balance
 
-    def _correct(self, root, w):
-        bound = jnp.sqrt(jnp.linalg.norm(w @ w))
-        weight = jnp.minimum(
-            (1 - self.beta2) / self.beta2, 1 / jnp.maximum(bound, 1e-30)
-        )
-        x = weight * w  # (I + x)^(-1/4) on [0, 1]
-        factor = jnp.eye(len(x)) - 0.2304 * x + 0.0727 * x @ x
-        root = jnp.sqrt(1 + weight) * factor @ root @ factor
+    def _correct(self, root, whitens, w, met, width):
+        squared, energy = whitens @ whitens, jnp.sum(met * met) / width
+        c = jnp.sqrt(jnp.linalg.norm(squared) * energy / (jnp.trace(w) + 1e-30))
+        share = jnp.asarray(1 - self.beta2)
+        if self.limited:
+            share = jnp.minimum(share, 6 * c / (c + 1) ** 2)
+        w = w + 1e-6 * energy * squared
+        bound = jnp.sqrt(jnp.linalg.norm(w @ w)) + 1e-30
+        weight = jnp.minimum(share / (1 - share), 10 / bound)
+        z = 2 * w / bound - jnp.eye(len(w))
+        values = (1 + weight * bound * (1 + NODES) / 2) ** (-0.5 / self.power)
+        c0, c1, c2, c3, c4 = jnp.asarray(COEFFICIENTS, w.dtype) @ values
+        eye, z2 = jnp.eye(len(w)), z @ z
+        factor = c0 * eye + c1 * z + z2 @ (c2 * eye + c3 * z + c4 * z2)
+        root = (1 + weight) ** (1 / self.power) * factor @ root @ factor
         return (root + root.T) / 2
 
     def precondition(self, kept, matrices, *, precision):
-        """Multiplies from both sides."""
+        """Multiplies from both sides; then orthogonalizes, if asked to."""
         del precision
         return {
-            k: kept.roots[k].left @ m @ kept.roots[k].right for k, m in matrices.items()
+            key: newton_schulz(
+                kept.roots[key].left @ tiles @ kept.roots[key].right,
+                self.orthogonalize,
+            )
+            for key, tiles in matrices.items()
         }
