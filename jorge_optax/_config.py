@@ -313,7 +313,7 @@ def from_scratch(
     weight_decay: float = 0.0,
     weight_decay_mask: Mask = None,
     update_interval: int = 10,
-    leave_out: tuple[str, ...] = ("embed", "position", "head"),
+    leave_out: tuple[str, ...] = ("embed", "position"),
     rule: Rule | None = None,
 ) -> JorgeConfig:
     """Returns hyperparameters for a model without any tuned baseline.
@@ -333,8 +333,8 @@ def from_scratch(
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
       leave_out: Parameters with one of these words in their path take Adam's step, at a
-        tenth of the learning rate, as do biases. Name the last layer of a language
-        model here if its name has none of them.
+        tenth of the learning rate, as do biases. Add the name of the last layer of a
+        language model.
       rule: How the roots are refreshed; ``None`` is :class:`jorge_optax.Whitening`.
 
     Returns:
@@ -349,7 +349,7 @@ def from_scratch(
       update_interval  10
       rule             Whitening()
       grafting         Shape(others=0.1, b2=0.95)
-      leave_out        ['embed', 'position', 'head']
+      leave_out        ['embed', 'position']
     """
     check_below_one("momentum", momentum)
     check_not_negative("weight_decay", weight_decay)

@@ -16,7 +16,7 @@ from jorge_optax._transform import (
     precondition_stacks,
 )
 from jorge_optax._types import Mask, Precision, Scalar, ScalarOrSchedule
-from jorge_optax.lengths import SGD, Length, Shape
+from jorge_optax.lengths import SGD, Length
 
 
 def jorge(
@@ -147,7 +147,7 @@ def jorge(
         others = length.transformation(momentum, dtype)
     else:
         others = average_leaves(rule, momentum, accumulator_dtype)
-    factor = length.factor if isinstance(length, Shape) else None
+    factor = getattr(length, "factor", None)
     step = on_tiles(tiles, others, tiling=tiling, factor=factor)
     if isinstance(grafting, optax.GradientTransformation):
         combine = functools.partial(

@@ -34,7 +34,7 @@ from jorge_optax._types import (
     Sides,
     Stacks,
 )
-from jorge_optax.lengths import Length, Shape
+from jorge_optax.lengths import Length
 
 
 class JorgeState(NamedTuple):
@@ -225,7 +225,7 @@ def _length_functions(
     """
     if length is None:
         return (lambda tiles: ()), None
-    if shares_momentum or isinstance(length, Shape):
+    if shares_momentum or not getattr(length, "uses_momentum", True):
         return length.init, length.measure
     own = length.transformation(momentum, dtype)
     return own.init, lambda state, gradients, *_, **__: own.update(gradients, state)

@@ -10,7 +10,7 @@ length uses that momentum and keeps none of its own.
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,14 @@ __all__ = ("SGD", "Adam", "Length", "Shape")
 
 @runtime_checkable
 class Length(Protocol):
-    """What gives each tile's step its norm."""
+    """What gives each tile's step its norm.
+
+    Attributes:
+      uses_momentum: Optional. ``False`` if :meth:`measure` does without the momentum;
+        it is then called for rules that keep none, too.
+      factor: Optional. Function of the rows and columns of a parameter's matrix that
+        gives the number by which the step of the whole parameter is multiplied.
+    """
 
     def transformation(
         self, momentum: Scalar, accumulator_dtype: Dtype | None
@@ -173,6 +180,7 @@ class Shape:
 
     others: float = 0.1
     b2: float = 0.95
+    uses_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Checks the options."""

@@ -13,8 +13,8 @@ the last layer left to Adam. That embeddings are left to Adam by default was dec
 the tuning seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2,
 which is usual to carry AdamW's rate over; embeddings and the last layer get AdamW at
 its own tuned rate, also where Muon's rate is tuned. SOAP, KL-Shampoo and Jorge leave
-embeddings to Adam, Jorge by shape the last layer, too. By shape, the decay is such that its product with the rate is
-AdamW's.
+embeddings to Adam, Jorge by shape the last layer, too. By shape, the decay is such that
+its product with the rate is AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.training.adamw [--tune FAMILY ...] [--final VARIANT ...]
@@ -129,7 +129,9 @@ def optimizer_of(
         return with_adam(make(B1), schedule(rate), leave_out=LEAVE_OUT, **options)
     if variant.startswith("jorge, by shape"):
         decay = DECAY * adam_rate / rate
-        config = from_scratch(STEPS, momentum=B1, weight_decay=decay)
+        config = from_scratch(
+            STEPS, momentum=B1, weight_decay=decay, leave_out=(*LEAVE_OUT, "head")
+        )
         return config.optimizer(learning_rate=schedule(rate))
     options = VARIANTS[variant.removesuffix(", tuned")]
     return from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options).optimizer()

@@ -14,6 +14,7 @@ from jorge_optax import (
     JorgeConfig,
     Whitening,
     from_adamw,
+    from_scratch,
     from_sgd,
     growing_interval_schedule,
     jorge,
@@ -341,3 +342,56 @@ def test_left_out_parameters_take_the_step_of_adam():
     updates, _ = tx.update(grads, tx.init(params), params)
     with pytest.raises(AssertionError):
         chex.assert_trees_all_close(updates["embedding"], adamw["embedding"], rtol=1e-2)
+
+
+# --- from nothing --------------------------------------------------------------------
+
+
+def test_from_scratch_needs_the_length_of_training_alone():
+    config = from_scratch(200)
+    assert config.rule == Whitening()
+    assert config.grafting == lengths.Shape()
+    assert config.weight_decay == 0
+    rates = [float(config.learning_rate(step)) for step in (0, 100, 200)]
+    np.testing.assert_allclose(rates, [0.05, 0.025, 0], atol=1e-8)
+    warm = from_scratch(200, warmup_steps=20, learning_rate=0.1).learning_rate
+    np.testing.assert_allclose(
+        [float(warm(step)) for step in (0, 10, 20, 110, 200)],
+        [0, 0.05, 0.1, 0.05, 0],
+        atol=1e-8,
+    )
+
+
+def test_from_scratch_trains_and_leaves_out_what_it_names():
+    target = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))
+    params = {"w": jnp.zeros((6, 4)), "head": jnp.zeros((4, 3))}
+
+    def loss(params):
+        return jnp.sum((params["w"] - target) ** 2) + jnp.sum(params["head"] ** 2)
+
+    leave_out = ("head",)
+    optimizer = from_scratch(200, learning_rate=0.2, leave_out=leave_out).optimizer()
+    state = optimizer.init(params)
+    assert set(optax.tree.get(state, "roots")) == {"6x4"}
+    update = jax.jit(lambda g, s, p: optimizer.update(g, s, p))
+    for _ in range(200):
+        updates, state = update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert loss(params) < 0.01 * jnp.sum(target**2)
+    kept = from_scratch(200).optimizer().init(params)
+    assert set(optax.tree.get(kept, "roots")) == {"6x4", "4x3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(total_steps=0), "total_steps=0"),
+        (dict(total_steps=10, warmup_steps=10), "longer than its warm-up"),
+        (dict(total_steps=10, learning_rate=-0.1), "learning_rate must be"),
+        (dict(total_steps=10, momentum=1.0), "momentum must lie in"),
+        (dict(total_steps=10, weight_decay=-1.0), "weight_decay must be"),
+    ],
+)
+def test_from_scratch_refuses_nonsense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        from_scratch(**arguments)

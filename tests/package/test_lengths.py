@@ -9,7 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import BinomialSeries, Tiling, jorge, lengths, state_size
+from jorge_optax import (
+    BinomialSeries,
+    Tiling,
+    Whitening,
+    jorge,
+    lengths,
+    state_size,
+)
 from jorge_optax._stacks import plan_tree, to_stacks
 from tests.helpers.contract import assert_close, assert_differs
 
@@ -170,3 +177,67 @@ def test_what_is_no_length_is_refused(grafting):
 def test_bad_options_are_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         lengths.Adam(**options)
+
+
+# --- by shape ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
+def test_by_shape_each_tile_has_the_size_of_the_matrix_alone(rule, tiling):
+    optimizer = jorge(1.0, B1, rule=rule, grafting=lengths.Shape(), tiling=tiling)
+    rows = {"conv": 3 * 3 * 2, "dense": 6}
+    for updates in run(optimizer):
+        for name, m in rows.items():
+            size = float(jnp.sqrt(jnp.mean(jnp.square(updates[name]))))
+            np.testing.assert_allclose(size, m**-0.5, rtol=1e-5)
+            with pytest.raises(AssertionError):
+                np.testing.assert_allclose(size, (m + 1) ** -0.5, rtol=1e-5)
+        leaves = jax.tree.leaves(updates)
+        for key, tiles in to_stacks(plan_tree(PARAMS, tiling), leaves).items():
+            r, c = map(int, key.split("x"))
+            allowed = [(r * c / m) ** 0.5 for m in rows.values()]
+            norms = np.linalg.norm(np.asarray(tiles, np.float64), axis=(1, 2))
+            assert np.all(np.abs(norms[:, None] - np.array([allowed])).min(1) < 1e-5)
+
+
+def test_by_shape_other_parameters_take_a_share_of_adams_step():
+    shape = lengths.Shape(others=0.3, b2=B2)
+    found = run(jorge(1.0, B1, rule=Whitening(), grafting=shape))
+    adam = run(optax.scale_by_adam(B1, B2))
+    for ours, theirs in zip(found, adam, strict=True):
+        for name in ("b", "scale"):
+            np.testing.assert_allclose(ours[name], -0.3 * theirs[name], rtol=1e-5)
+            assert not np.allclose(ours[name], -0.1 * theirs[name], rtol=1e-5)
+
+
+def test_by_shape_keeps_no_moment_of_matrices():
+    matrices = {name: PARAMS[name] for name in ("conv", "dense")}
+    by_shape = state_size(matrices, rule=Whitening(), grafting=lengths.Shape())
+    # Adam's count, for parameters without roots, of which there are none.
+    assert by_shape == state_size(matrices, rule=Whitening()) + 4
+
+
+def test_by_shape_the_scale_of_the_loss_does_not_matter():
+    optimizer = jorge(1.0, B1, rule=Whitening(), grafting=lengths.Shape())
+    state = optimizer.init(PARAMS)
+    states = [state, state]
+    for grads in gradients():
+        both = []
+        for i, factor in enumerate((1.0, 2.0**-20)):
+            scaled = jax.tree.map(lambda g, f=factor: f * g, grads)
+            updates, states[i] = optimizer.update(scaled, states[i])
+            both.append({name: updates[name] for name in ("conv", "dense")})
+        chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"others": -1.0}, "lengths.Shape.others must be"),
+        ({"b2": 1.0}, "lengths.Shape.b2 must lie in"),
+    ],
+)
+def test_bad_options_of_shape_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lengths.Shape(**options)
