@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -30,7 +31,6 @@ from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
 NODES = np.cos(np.pi * (2 * np.arange(5) + 1) / 10)
 COEFFICIENTS = np.linalg.inv(np.vander(NODES, increasing=True))  # of 1, z, z^2, ...
 REACH = 10.0
-MAX_RATIO = 1000.0  # of the eigenvalues of a root
 
 
 class Whitened(NamedTuple):
@@ -53,16 +53,17 @@ class Whitening:
     is refreshed likewise from :math:`D^\top D / m`. The step has the direction of
     :math:`A (\beta_1 M + (1 - \beta_1) G) B`, with the momentum :math:`M`. Where
     :math:`W` is the identity, the gradient is white and the roots stay. The ridge, with
-    :math:`\tau = \|\hat G B\|_F^2 / n` and :math:`\rho = 10^{-6}`, bounds the roots of
-    directions that receive no gradient.
+    :math:`\tau = \|\hat G B\|_F^2 / n` and a :math:`\rho` that follows from
+    :math:`\beta_2`, bounds the roots of directions that receive no gradient.
 
     Keeps roots and one momentum, and no statistics: three quarters of the state of the
     paper's rule with SGD's length, and about its operations.
 
     Attributes:
       beta2: Weight of the past at a refresh. The roots forget within about
-        ``update_interval / (1 - beta2)`` steps. It is larger for a root of widely
-        spread eigenvalues, which a larger correction would overshoot.
+        ``update_interval / (1 - beta2)`` steps. Eigenvalues of a root differ by at most
+        a factor of some ``6 / (1 - beta2) - 2``, 58 by default: beyond, corrections
+        would overshoot.
       early_refreshes: The roots are refreshed at each of so many first steps, when
         gradients change fastest, whatever the interval.
 
@@ -117,7 +118,7 @@ class Whitening:
         for left, right in zip(sides[::2], sides[1::2], strict=True):
             items += whiten(left, right, matmul)
         weight = (1 - self.beta2) / self.beta2
-        ridge = MAX_RATIO**-2 + damping
+        ridge = largest_ratio(self.beta2) ** -2 + damping
         correct_all = jax.vmap(
             functools.partial(correct, weight=weight, ridge=ridge, matmul=matmul)
         )
@@ -200,13 +201,7 @@ def correct(
       The new root.
     """
     eye = jnp.eye(len(root), dtype=root.dtype)
-    squared = matmul(root, root)
-    # The largest eigenvalue of root^2, over its mean as the gradient meets it.
-    met = jnp.trace(covariance) / jnp.where(energy > 0, energy, 1)
-    largest = jnp.sqrt(jnp.sum(jnp.square(squared)))
-    share = largest_share(jnp.sqrt(largest / jnp.where(met > 0, met, 1)))
-    weight = jnp.minimum(weight, share / (1 - share))
-    covariance = covariance + ridge * energy * squared
+    covariance = covariance + ridge * energy * matmul(root, root)
     # Divided by the trace, so that no square overflows; zero only without a gradient.
     trace = jnp.trace(covariance)
     trace = jnp.where(trace > 0, trace, 1)
@@ -229,15 +224,15 @@ def correct(
     return (jnp.sqrt(1 + a) / 2) * (new + new.T)
 
 
-def largest_share(ratio: jax.Array) -> jax.Array:
-    """Returns the largest share of the new covariance that does not overshoot.
+def largest_ratio(beta2: float) -> float:
+    """Returns the largest ratio c of eigenvalues of a root that corrections allow.
 
     At the fixed point a correction multiplies an error in the entry (i, j) of a root,
-    in its eigenbasis, by ``1 - share (c + 1)^2 / (4 c)``, where c is the ratio of the
-    eigenvalues i and j. Below -1 errors would grow: this share makes it -1/2, or is one
-    half where that is less.
+    in its eigenbasis, by ``1 - (1 - beta2) (c + 1)^2 / (4 c)``, where c is the ratio of
+    the eigenvalues i and j. That is -1/2 at the c returned here; below -1 errors grow.
     """
-    return jnp.minimum(0.5, 6 * ratio / jnp.square(ratio + 1))
+    half = 3 / (1 - beta2) - 1
+    return half + math.sqrt(half**2 - 1)
 
 
 def finish(

@@ -70,7 +70,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exponent -1/4, not coupled": {"rule": Corrected(power=4, coupled=False)},
     "all three": {"rule": Corrected("gradient", power=4, coupled=False)},
     "gradients of their own size": {"rule": Corrected(normalize=False)},
-    "weight not limited by the spread": {"rule": Corrected(limited=False)},
+    "eigenvalues up to 1000 apart": {"rule": Corrected(ridge=1e-6)},
+    "the same, weight limited by the spread": {
+        "rule": Corrected(ridge=1e-6, limited=True)
+    },
     "no early refreshes": {"rule": Whitening(early_refreshes=0)},
     "20 early refreshes": {"rule": Whitening(early_refreshes=20)},
     # Its numbers.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from benchmarks.numerics.inverse_root import PolynomialRoot
 from jorge_optax import Preconditioner, Sides
-from jorge_optax._whitening import COEFFICIENTS, NODES
+from jorge_optax._whitening import COEFFICIENTS, NODES, largest_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +224,7 @@ class Corrected:
       coupled: Whether each side is the covariance of the gradient that the other side
         has whitened, or of the gradient itself.
       normalize: Whether gradients are divided by their root mean square first.
+      ridge: Share of the trace that is added to the diagonal of a covariance.
       limited: Whether the spread of a root limits the weight of a correction.
       orthogonalize: Steps of Newton and Schulz after preconditioning.
       beta2: Weight of the past at a refresh.
@@ -234,7 +235,8 @@ class Corrected:
     power: int = 2
     coupled: bool = True
     normalize: bool = True
-    limited: bool = True
+    ridge: float = largest_ratio(0.9) ** -2
+    limited: bool = False
     orthogonalize: int = 0
     beta2: float = 0.9
     early_refreshes: int = 50
@@ -278,7 +280,7 @@ class Corrected:
         share = jnp.asarray(1 - self.beta2)
         if self.limited:
             share = jnp.minimum(share, 6 * c / (c + 1) ** 2)
-        w = w + 1e-6 * energy * squared
+        w = w + self.ridge * energy * squared
         bound = jnp.sqrt(jnp.linalg.norm(w @ w)) + 1e-30
         weight = jnp.minimum(share / (1 - share), 10 / bound)
         z = 2 * w / bound - jnp.eye(len(w))

@@ -12,7 +12,7 @@ class WhiteningTile:
     """One m x n parameter matrix, or one tile of it."""
 
     beta2, reach = 0.9, 10
-    ridge = 1e-6
+    ridge = 2.974420251254486e-4  # 1 / c^2, where 0.1 (c + 1)^2 / (4 c) = 1.5
 
     def __init__(self, m, n):
         self.m, self.n = m, n
@@ -27,29 +27,19 @@ class WhiteningTile:
         d = self.a @ g @ self.b
         left = d @ d.T / self.n
         energy = np.sum((g @ self.b) ** 2) / self.n
-        limits = [self.limit(self.a, np.trace(left) / energy)]
         left = left + self.ridge * energy * self.a @ self.a
         right = d.T @ d / self.m
         energy = np.sum((self.a @ g) ** 2) / self.m
-        limits.append(self.limit(self.b, np.trace(right) / energy))
         right = right + self.ridge * energy * self.b @ self.b
-        self.a = self.correct(self.a, left, limits[0])
-        self.b = self.correct(self.b, right, limits[1])
+        self.a, self.b = self.correct(self.a, left), self.correct(self.b, right)
         balance = np.sqrt(np.mean(np.diag(self.b)) / np.mean(np.diag(self.a)))
         self.a, self.b = self.a * balance, self.b / balance
 
-    def limit(self, root, met):
-        """The largest share of the new covariance."""
-        values = np.linalg.eigvalsh(root)
-        c = np.sqrt(np.sum(values**4) ** 0.5 / met)
-        return min(0.5, 6 * c / (c + 1) ** 2)
-
-    def correct(self, root, w, limit):
+    def correct(self, root, w):
         """About the inverse square root of root^-2 + a root^-1 w root^-1."""
         values, vectors = np.linalg.eigh(w)
         bound = np.sum(values**4) ** 0.25
-        beta2 = max(self.beta2, 1 - limit)
-        a = min((1 - beta2) / beta2, self.reach / bound)
+        a = min((1 - self.beta2) / self.beta2, self.reach / bound)
 
         def power(x):
             return (1 + a * x) ** -0.25
