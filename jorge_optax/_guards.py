@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jorge_optax import _algorithm
-from jorge_optax._numerics import cut_off
+from jorge_optax._numerics import cut_off, hide_origin, safe_sqrt
 from jorge_optax._types import Dtype, Sides
 
 # A direction that no gradient excites grows against the others at each refresh. Once
@@ -36,12 +36,14 @@ def ratio_and_growth(
     # X = both^2 x; the scales are multiplied in the order that stays near one.
     both = jnp.maximum(root_scale * scale * root_scale, jnp.finfo(norm.dtype).tiny)
     step = jnp.where(norm > 0, _algorithm.ratio(jnp.where(norm > 0, norm, 1)), 0)
-    ratio = step / both / both
+    ratio = hide_origin(step / both) / both  # never step / (both * both)
+    in_range = jnp.isfinite(ratio)
     growth = jnp.where(
-        jnp.isfinite(ratio),
-        _algorithm.growth(ratio),
+        in_range,
+        # The branch not taken is finite, too, for the sake of derivatives.
+        _algorithm.growth(jnp.where(in_range, ratio, 0)),
         # Out of the dtype's range: (1 + 1/|X|)^(1/4) = |X|^(-1/4), factor by factor.
-        jnp.sqrt(jnp.sqrt(step)) / jnp.sqrt(both),
+        safe_sqrt(safe_sqrt(step)) / jnp.sqrt(both),
     )
     return step, growth
 
@@ -119,9 +121,9 @@ def keep_descent(roots: Sides, matrix: jax.Array, direction: jax.Array) -> jax.A
       The directions.
     """
     product = jnp.sum(matrix * direction, (1, 2), keepdims=True)
-    descends = (product > 0) & (product < jnp.inf)
+    in_range = (product != 0) & jnp.isfinite(product)
     # One entry stands for a root: a norm would be one kernel more in every step.
     left, right = (root[:, :1, :1].astype(direction.dtype) for root in roots)
-    ascends = (product < 0) & (product > -jnp.inf)
-    scale = jnp.where(ascends, jnp.abs(left * right), 1)
-    return jnp.where(descends, direction, cut_off(scale * matrix))
+    scale = jnp.where(in_range, jnp.abs(left * right), 1.0)
+    descends = jnp.broadcast_to(in_range & (product > 0), direction.shape)
+    return jax.lax.select(descends, direction, cut_off(scale * matrix))

@@ -70,4 +70,4 @@ def cut_off(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         return x
     largest = jnp.finfo(x.dtype).max
-    return jnp.clip(x, -largest, largest)
+    return jax.lax.clamp(-largest, x, largest)

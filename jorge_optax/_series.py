@@ -13,7 +13,7 @@ import numpy as np
 
 from jorge_optax import _algorithm, _guards, _thin_tiles
 from jorge_optax._checks import check_coefficients, check_input
-from jorge_optax._numerics import split_scales
+from jorge_optax._numerics import safe_sqrt, split_scales
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -170,7 +170,7 @@ def refresh_batches(
     # What takes one number a matrix takes those of all batches at once: one call for
     # each batch would compile and launch as many small kernels.
     cuts = np.cumsum([len(unit) for unit in units])[:-1]
-    norm = jnp.concatenate([jnp.sqrt(jnp.sum(jnp.square(one), (1, 2))) for one in x])
+    norm = safe_sqrt(jnp.concatenate([jnp.sum(jnp.square(one), (1, 2)) for one in x]))
     root_scale = jnp.concatenate(scales)
     scale = jnp.concatenate([batch.scale for batch in batches])
     # Appendix A.1.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from jorge_optax._checks import check_below_one, check_positive
+from jorge_optax._numerics import safe_sqrt
 from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
 
 __all__ = ("SGD", "Adam", "Length", "Shape")
@@ -62,7 +63,8 @@ class Length(Protocol):
           count: Number of this step, from 1.
 
         Returns:
-          The steps, of which only the norms count, and the new state.
+          The steps and the new state. Of a step only the norm counts, unless the
+          direction of the rule is out of range: then the step itself is taken.
         """
         ...
 
@@ -151,7 +153,7 @@ class Adam:
         second_weight = 1 / (1 - jnp.power(self.b2, count))
         steps = jax.tree.map(
             lambda s, nu: (
-                first_weight * s / (jnp.sqrt(second_weight * nu) + self.eps)
+                first_weight * s / (safe_sqrt(second_weight * nu) + self.eps)
             ).astype(s.dtype),
             momenta,
             second,
