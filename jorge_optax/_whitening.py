@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jorge_optax._checks import check_below_one, check_not_negative, check_number
+from jorge_optax._checks import check_below_one, check_count, check_share
 from jorge_optax._polynomials import PolynomialRoot
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
@@ -74,13 +74,8 @@ class Whitening:
     def __post_init__(self) -> None:
         """Checks the options."""
         check_below_one("Whitening.beta2", self.beta2)
-        check_not_negative("Whitening.start", self.start)
-        check_number(
-            "Whitening.early_refreshes",
-            self.early_refreshes,
-            "must be an integer of at least 0",
-            lambda x: x >= 0 and x == int(x),
-        )
+        check_share("Whitening.start", self.start)
+        check_count("Whitening.early_refreshes", self.early_refreshes, 0)
         check_inverse_root("Whitening", self.inverse_root)
 
     @property

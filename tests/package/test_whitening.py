@@ -180,7 +180,10 @@ def test_one_momentum_is_kept_and_no_more():
     [
         (lambda: Whitening(beta2=1.0), r"Whitening.beta2 must lie in \[0, 1\), got 1"),
         (lambda: Whitening(start=-1.0), "Whitening.start must be finite and at least"),
+        (lambda: Whitening(start=1e38), "Whitening.start must be .* at most 1e.06"),
         (lambda: Whitening(early_refreshes=-1), "early_refreshes must be an integer"),
+        (lambda: Whitening(early_refreshes=2**40), "early_refreshes must be .* 2..31"),
+        (lambda: Whitening(early_refreshes=True), "early_refreshes must be an integer"),
         (lambda: Whitening(early_refreshes=0.5), "early_refreshes must be an integer"),
         (
             lambda: Whitening(inverse_root="eigh"),
