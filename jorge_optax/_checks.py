@@ -9,9 +9,13 @@ from typing import get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jorge_optax._types import Dtype, Input, Precision, Scalar
+
+# Beyond it, sums with the identity would round the gradient away.
+LARGEST_SHARE = 1e6
 
 
 def check_number(
@@ -25,14 +29,15 @@ def check_number(
 
     Args:
       name: Name of the option.
-      value: Value of the option; arrays, traced or not, pass.
+      value: Value of the option; arrays, traced or not, pass. Booleans do not.
       rule: The rule in words, "must be ...".
       holds: Whether a number obeys the rule.
       remedy: Sentence to end the message with.
     """
     if value is None or isinstance(value, str | bytes):
         raise TypeError(f"{name} must be a number, got {value!r}. {remedy}".rstrip())
-    if isinstance(value, numbers.Real) and not holds(float(value)):
+    is_bool = isinstance(value, bool | np.bool_)
+    if is_bool or (isinstance(value, numbers.Real) and not holds(float(value))):
         raise ValueError(f"{name} {rule}, got {value}. {remedy}".rstrip())
 
 
@@ -51,6 +56,28 @@ def check_positive(name: str, value: Scalar, remedy: str = "") -> None:
     """Raises unless a value is positive and finite."""
     rule = "must be positive and finite"
     check_number(name, value, rule, lambda x: 0 < x < math.inf, remedy)
+
+
+def check_count(
+    name: str, value: Scalar, at_least: int, also: str = "", remedy: str = ""
+) -> None:
+    """Raises unless a value is an integer that int32 holds, as counts of steps are."""
+    rule = f"must be an integer of at least {at_least}{also}, and below 2**31"
+
+    def holds(x: float) -> bool:
+        return at_least <= x < 2**31 and x == int(x)
+
+    check_number(name, value, rule, holds, remedy)
+
+
+def check_share(name: str, value: Scalar) -> None:
+    """Raises unless a value is a reasonable multiple of a matrix's mean diagonal."""
+    rule = f"must be finite and at least 0, and at most {LARGEST_SHARE:g}"
+    remedy = (
+        f"With more than {LARGEST_SHARE:g} times the identity, nothing of the gradient "
+        "would be left in float32."
+    )
+    check_number(name, value, rule, lambda x: 0 <= x <= LARGEST_SHARE, remedy)
 
 
 def check_coefficients(name: str, values: object, at_least: int) -> tuple[float, ...]:
@@ -94,7 +121,12 @@ def canonical_dtype(name: str, value: DTypeLike | None) -> Dtype:
             f"got {dtype}: roots and momenta may be as small or large as gradients "
             f"are. {choose}"
         )
-    return jax.dtypes.canonicalize_dtype(dtype)
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"{name}={dtype.name!r} needs jax's 64-bit mode, which is off: call "
+            "jax.config.update('jax_enable_x64', True) first, or choose 'float32'."
+        )
+    return dtype
 
 
 def canonical_precision(precision: Precision) -> Precision:

@@ -84,6 +84,8 @@ def widen(tree: PyTree) -> PyTree:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             return leaf
+        if jnp.dtype(dtype).itemsize < 2:  # no promotion; refused when tiles are cut
+            return leaf
         wide = jnp.promote_types(dtype, jnp.float32)
         if wide == dtype:
             return leaf

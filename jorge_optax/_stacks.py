@@ -200,6 +200,13 @@ def _check_leaf(path: str, leaf: PyTree) -> None:
             "but Jorge's roots are real. Wrap the optimizer in "
             "optax.contrib.split_real_and_imaginary."
         )
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 2:
+        raise TypeError(
+            f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {dtype}, "
+            "but Jorge trains parameters of 16 bits or more: smaller ones would round "
+            "its steps away. Keep the parameter in bfloat16 or float32 and cast it in "
+            "the forward pass, or leave it out with optax.masked or optax.partition."
+        )
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
             f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {dtype}, "

@@ -125,6 +125,7 @@ def _check_state(plan: Plan, expected: PyTree, state: PyTree) -> None:
 
     wanted, found = shapes(expected), shapes(state)
     if wanted == found:
+        _check_dtypes(expected, state)
         return
     # A place that the state lacks names the culprit best.
     places = [p for p in wanted if p not in found] + [*wanted, *found]
@@ -144,6 +145,27 @@ def _check_state(plan: Plan, expected: PyTree, state: PyTree) -> None:
         "init, and restore a state only under the Tiling and the rule it was made "
         "with; otherwise call init again."
     )
+
+
+def _check_dtypes(expected: PyTree, state: PyTree) -> None:
+    """Raises ValueError if count, roots or statistics were cast to another dtype.
+
+    Momenta may be narrower than these gradients ask for: they keep their dtype.
+    """
+    for name in ("count", "roots", "statistics"):
+        pairs = zip(
+            jax.tree_util.tree_flatten_with_path(getattr(expected, name, ()))[0],
+            jax.tree.leaves(getattr(state, name, ())),
+            strict=True,
+        )
+        for (path, wanted), found in pairs:
+            if wanted.dtype != jnp.result_type(found):
+                raise ValueError(
+                    f"The optimizer's state has dtype {jnp.result_type(found)} at "
+                    f"{name}{jax.tree_util.keystr(path)}, but the optimizer keeps "
+                    f"{wanted.dtype} there. Restore a state with the root_dtype it was "
+                    "made with, or cast it to this one; otherwise call init again."
+                )
 
 
 def _shape_text(shape: Shape | None) -> str:

@@ -159,6 +159,14 @@ class Tiling:
                 "Tiling.view must be a function of a path and a shape that returns a "
                 f"MatrixView or None; got {self.view!r}."
             )
+        try:
+            hash(self.view)
+        except TypeError as error:
+            raise TypeError(
+                "Tiling.view must be hashable, since plans of stacks are cached by it; "
+                f"got {self.view!r}. Pass a function, or an object with __hash__, such "
+                "as a frozen dataclass."
+            ) from error
 
 
 class Panel(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,10 +13,11 @@ from jorge_optax._checks import (
     canonical_dtype,
     canonical_precision,
     check_below_one,
+    check_count,
     check_input,
-    check_not_negative,
     check_number,
     check_positive,
+    check_share,
 )
 from jorge_optax._execution import execute_in_float32, keep_in_place
 from jorge_optax._grafting import rescale_stacks
@@ -137,11 +137,11 @@ def precondition_stacks(
     keeps_momentum: bool = True,
 ) -> optax.GradientTransformation:
     """Returns the transformation of stacks of tiles ``{"RxC": [n, R, C]}``."""
-    _validate(momentum, eps, update_interval, damping)
+    dtype = canonical_dtype("root_dtype", root_dtype)
+    _validate(momentum, eps, update_interval, damping, dtype)
     chosen = _checked(rule)
     averages_first = chosen.preconditions != "gradient"
     early_refreshes = getattr(chosen, "early_refreshes", 0)
-    dtype = canonical_dtype("root_dtype", root_dtype)
     momentum_dtype = canonical_accumulator(accumulator_dtype)
     precision = canonical_precision(precision)
     init_length, measure = _length_functions(
@@ -283,20 +283,30 @@ def _checked(rule: Rule | None) -> Rule:
 
 
 def _validate(
-    momentum: Scalar, eps: Scalar, update_interval: ScalarOrSchedule, damping: Scalar
+    momentum: Scalar,
+    eps: Scalar,
+    update_interval: ScalarOrSchedule,
+    damping: Scalar,
+    dtype: Dtype,
 ) -> None:
     check_below_one("momentum", momentum, "A value of 0.9 is usual.")
-    check_positive(
+    start = "Every root starts as eps**(-1/4) times the identity; the default is 1e-6."
+    check_positive("eps", eps, start)
+    limits = jnp.finfo(dtype)
+    check_number(
         "eps",
         eps,
-        "Every root starts as eps**(-1/4) times the identity; the default is 1e-6.",
+        f"must be a normal number of root_dtype {dtype}, between "
+        f"{float(limits.tiny):.3g} and {float(limits.max):.3g}",
+        lambda x: float(limits.tiny) <= x <= float(limits.max),
+        start,
     )
-    check_not_negative("damping", damping)
+    check_share("damping", damping)
     if not callable(update_interval):
-        check_number(
+        check_count(
             "update_interval",
             update_interval,
-            "must be an integer of at least 1, or a schedule of the step",
-            lambda x: 1 <= x < math.inf and x == int(x),
+            1,
+            ", or a schedule of the step",
             "The roots are refreshed every update_interval steps.",
         )

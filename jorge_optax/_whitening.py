@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jorge_optax._checks import check_below_one, check_number, check_positive
+from jorge_optax._checks import check_below_one, check_count, check_positive
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -79,12 +79,7 @@ class Whitening:
         """Checks the options."""
         check_below_one("Whitening.beta2", self.beta2)
         check_positive("Whitening.beta2", self.beta2, "The past must have some weight.")
-        check_number(
-            "Whitening.early_refreshes",
-            self.early_refreshes,
-            "must be an integer of at least 0",
-            lambda x: x >= 0 and x == int(x),
-        )
+        check_count("Whitening.early_refreshes", self.early_refreshes, 0)
 
     @property
     def preconditions(self) -> Literal["nesterov"]:

@@ -42,9 +42,10 @@ class Counts(NamedTuple):
 # call, unless they are large. Kernels: one for each leaf without tiles (107 of
 # ResNet-50's 161); one for each root, which a plain step touches (20 for 10 stacks);
 # the rest cut gradients into tiles, take norms and put directions together, as XLA
-# fuses it. All fell by one when the momentum
-# moved into JorgeState, which saved optax.ema's count. The guard against ascent added
-# one a stack to the paper's rule, which compares each direction with its gradient.
+# fuses it. 4 copied bytes are a count. All fell by one when the momentum moved into
+# JorgeState, which saved optax.ema's count. The guard of the series' directions, a
+# product of each tile with its gradient, adds about one kernel a stack: XLA joins it
+# with the momentum. It adds none to a refresh.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(269, 20, 0, 403, 70),

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling, jorge, scale_by_jorge
+from jorge_optax import MatrixView, Tiling, Whitening, jorge, scale_by_jorge
 from tests.helpers.errors import (
     TRANSFORMATIONS,
     arrays,
@@ -40,6 +40,22 @@ def test_leaves_must_be_floating(make, name):
     )
     with pytest.raises(TypeError, match=message):
         make().init({"layers": [{"w": leaf}]})
+
+
+@every_transformation
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_leaves_must_have_16_bits(make, dtype):
+    message = saying(
+        "The parameter 'w' of shape (3, 2) has dtype float8",
+        "Jorge trains parameters of 16 bits or more",
+        "Keep the parameter in bfloat16 or float32",
+    )
+    with pytest.raises(TypeError, match=message):
+        make().init({"w": jnp.ones((3, 2), dtype)})
+    params = {"w": jnp.ones((3, 2), jnp.bfloat16)}
+    state = make().init(params)
+    with pytest.raises(TypeError, match=message):
+        jax.eval_shape(make().update, {"w": jnp.ones((3, 2), dtype)}, state, params)
 
 
 @every_transformation
@@ -198,6 +214,43 @@ def test_a_state_restored_under_a_tile_size_that_cuts_alike_fits():
     same, _ = jax.jit(jorge(0.1).update)(params, state)
     chex.assert_trees_all_close(one_tile, same)
     differs(one_tile, jax.tree.map(jnp.negative, same))
+
+
+@pytest.mark.parametrize("make", ON_STACKS.values(), ids=ON_STACKS.keys())
+@pytest.mark.parametrize("field", ["roots", "statistics", "count"])
+def test_a_state_of_another_dtype_does_not_fit(make, field):
+    params = arrays(**PARAMS)
+    optimizer = make(rule=Whitening())
+    state = optimizer.init(params)
+    old = optax.tree.get(state, field)
+    narrow = jax.tree.map(lambda x: x.astype("bfloat16"), old)
+    cast = optax.tree.set(state, **{field: narrow})
+    message = saying(
+        f"The optimizer's state has dtype bfloat16 at {field}",
+        f"but the optimizer keeps {jax.tree.leaves(old)[0].dtype} there",
+        "Restore a state with the root_dtype it was made with",
+        "call init again",
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(optimizer.update, params, cast, params)
+    jax.eval_shape(optimizer.update, params, state, params)
+
+
+def test_a_transposed_view_of_square_parameters_is_the_callers_to_keep():
+    """Shapes cannot tell it, and docs/shapes.md says so."""
+
+    def transposed(path, shape):
+        del path, shape
+        return MatrixView((1,), (0,))
+
+    params = arrays(w=(5, 5))
+    optimizer = jorge(0.1, update_interval=1)
+    other = jorge(0.1, update_interval=1, tiling=Tiling(view=transposed))
+    _, state = optimizer.update(params, optimizer.init(params))
+    same, _ = optimizer.update(params, state)
+    swapped, _ = other.update(params, state)
+    chex.assert_tree_all_finite(swapped)
+    differs(same, swapped)
 
 
 def test_many_culprits_are_cut_short():

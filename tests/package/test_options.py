@@ -1,5 +1,6 @@
 """Bad options and views get an error that names rule and remedy; good ones pass."""
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -18,7 +19,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 @every_transformation
-@pytest.mark.parametrize("eps", [0, 0.0, -1e-6, NAN, INF, -INF])
+@pytest.mark.parametrize("eps", [0, 0.0, -1e-6, NAN, INF, -INF, True])
 def test_eps_must_be_positive_and_finite(make, eps):
     with pytest.raises(
         ValueError,
@@ -28,7 +29,40 @@ def test_eps_must_be_positive_and_finite(make, eps):
 
 
 @every_transformation
-@pytest.mark.parametrize("damping", [-1e-6, NAN, INF])
+@pytest.mark.parametrize(
+    ("eps", "root_dtype"), [(1e-300, "float32"), (1e40, "bfloat16")]
+)
+def test_eps_must_fit_the_dtype_of_the_roots(make, eps, root_dtype):
+    message = saying(
+        f"eps must be a normal number of root_dtype {root_dtype}",
+        f"got {eps}",
+        "Every root starts as eps**(-1/4)",
+    )
+    with pytest.raises(ValueError, match=message):
+        make(eps=eps, root_dtype=root_dtype)
+
+
+@pytest.mark.usefixtures("x64")
+def test_eps_may_be_smaller_in_float64():
+    optimizer = scale_by_jorge(eps=1e-300, root_dtype="float64")
+    roots = optimizer.init({"w": jnp.zeros((2, 2))}).roots["2x2"]
+    assert abs(float(roots.left[0, 0, 0]) / 1e75 - 1) < 1e-12
+
+
+@every_transformation
+@pytest.mark.parametrize("root_dtype", ["float64", float])
+def test_float64_roots_need_the_64_bit_mode(make, root_dtype):
+    message = saying(
+        "root_dtype='float64' needs jax's 64-bit mode", "jax_enable_x64", "'float32'"
+    )
+    with pytest.raises(ValueError, match=message):
+        make(root_dtype=root_dtype)
+    with pytest.raises(ValueError, match="accumulator_dtype='float64' needs jax's"):
+        jorge(0.1, accumulator_dtype="float64")
+
+
+@every_transformation
+@pytest.mark.parametrize("damping", [-1e-6, NAN, INF, 1e38, True])
 def test_damping_must_be_finite_and_not_negative(make, damping):
     with pytest.raises(
         ValueError,
@@ -38,7 +72,7 @@ def test_damping_must_be_finite_and_not_negative(make, damping):
 
 
 @every_transformation
-@pytest.mark.parametrize("interval", [0, -3, 2.5, 0.5, -INF])
+@pytest.mark.parametrize("interval", [0, -3, 2.5, 0.5, -INF, 2**40, 2**31, True])
 def test_update_interval_must_be_a_positive_integer(make, interval):
     with pytest.raises(
         ValueError,
@@ -169,6 +203,21 @@ def test_tile_size_must_be_positive(max_dim):
         ValueError, match=saying("Tiling.max_dim must be at least 1", f"got {max_dim}")
     ):
         Tiling(max_dim=max_dim)
+
+
+def test_view_must_be_hashable():
+    @dataclasses.dataclass
+    class View:
+        words: tuple[str, ...] = ()
+
+        def __call__(self, path, shape):
+            return default_view(shape)
+
+    with pytest.raises(
+        TypeError, match=saying("Tiling.view must be hashable", "a frozen dataclass")
+    ):
+        Tiling(view=View())
+    assert Tiling(view=lambda path, shape: View()(path, shape)).max_dim == 256
 
 
 @pytest.mark.parametrize("view", [None, 3, "rows", MatrixView((0,), (1,))])

@@ -184,6 +184,8 @@ def test_one_momentum_and_the_roots_are_kept_and_no_more():
         (lambda: Whitening(beta2=1.0), r"Whitening.beta2 must lie in \[0, 1\), got 1"),
         (lambda: Whitening(beta2=0.0), "Whitening.beta2 must be"),
         (lambda: Whitening(early_refreshes=-1), "early_refreshes must be an integer"),
+        (lambda: Whitening(early_refreshes=2**40), "early_refreshes must be .* 2..31"),
+        (lambda: Whitening(early_refreshes=True), "early_refreshes must be an integer"),
         (lambda: Whitening(early_refreshes=0.5), "early_refreshes must be an integer"),
         (lambda: jorge(0.1, rule=Whitening), "rule must be .* got <class"),
     ],
