@@ -114,6 +114,9 @@ NAMES = {  # in the studies of benchmarks/problems
 }
 
 
+FEWEST = 3  # seeds that a cell needs
+
+
 def headline() -> Table:
     """Rows: workloads; columns: optimizers; the mean over seeds."""
     return _means([key for key in COLUMNS if key not in ("soap", "kl-shampoo", "psgd")])
@@ -132,7 +135,8 @@ def _means(columns: list[str]) -> Table:
             own = runs.finals.get(names.get(key, NAMES.get(key, key)), {})
             few = f" ({len(own)} seeds)" if len(own) != 5 else ""
             values = list(own.values())
-            cells.append(f"{np.mean(values):.{digits}f}{few}" if own else "")
+            known = len(own) >= FEWEST
+            cells.append(f"{np.mean(values):.{digits}f}{few}" if known else "")
         table.append([title, *cells])
     return ["mean over 5 seeds", *(COLUMNS[key] for key in columns)], table
 
