@@ -217,7 +217,7 @@ def test_a_state_restored_under_a_tile_size_that_cuts_alike_fits():
 
 
 @pytest.mark.parametrize("make", ON_STACKS.values(), ids=ON_STACKS.keys())
-@pytest.mark.parametrize("field", ["roots", "statistics", "count"])
+@pytest.mark.parametrize("field", ["roots", "count"])
 def test_a_state_of_another_dtype_does_not_fit(make, field):
     params = arrays(**PARAMS)
     optimizer = make(rule=Whitening())
