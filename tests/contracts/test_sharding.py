@@ -1,9 +1,5 @@
 """Jorge on several devices."""
 
-import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -22,23 +18,7 @@ from tests.helpers.contract import (
     step_of,
     train,
 )
-
-
-def run_on_eight_devices(check):
-    """Runs a function of this module in a process of its own, on eight devices."""
-    code = f"import {__name__} as tests; tests.{check.__name__}()"
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags += " --xla_force_host_platform_device_count=8"
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=pathlib.Path(__file__).parents[2],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-
+from tests.helpers.devices import run_on_eight_devices
 
 # The axes of the mesh are automatic: the compiler places what is not placed.
 
