@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jorge_optax import MatrixView, Tiling, default_view, scale_by_jorge
+from jorge_optax import MatrixView, Tiling, default_view, scale_by_jorge, views
 from jorge_optax._stacks import from_stacks, normalise_path, plan_tree, to_stacks
 from tests.helpers.trees import counted, equal, paths_of
 
@@ -116,3 +116,88 @@ def test_the_plan_is_made_once():
     assert plan_tree({**params, "w": params["w"] + 1}, Tiling(3)) is plan
     assert plan_tree(params, Tiling(4)) is not plan
     assert plan_tree({"w": params["w"]}, Tiling(3)) is not plan
+
+
+# Ready-made views.
+
+READY = [
+    (views.transformer, "a/query/kernel", (768, 12, 64), MatrixView((0,), (1, 2))),
+    (views.transformer, "a/key", (768, 12, 64), MatrixView((0,), (1, 2))),
+    (views.transformer, "a/q_proj/kernel", (768, 12, 64), MatrixView((0,), (1, 2))),
+    (views.transformer, "a/out/kernel", (12, 64, 768), MatrixView((0, 1), (2,))),
+    (views.transformer, "a/query/kernel", (768, 768), MatrixView((0,), (1,))),
+    (views.transformer, "monkey/kernel", (3, 64, 128), MatrixView((0, 1), (2,))),
+    (views.transformer, "a/query/bias", (12, 64), None),
+    (views.transformer, "Embed_0/embedding", (50257, 768), None),
+    (views.transformer, "mlp/kernel", (768, 3072), MatrixView((0,), (1,))),
+    (views.scanned("layers"), "layers/w", (12, 512, 512), MatrixView((1,), (2,))),
+    (
+        views.scanned("layers"),
+        "layers/conv",
+        (4, 3, 3, 64, 64),
+        MatrixView((1, 2, 3), (4,)),
+    ),
+    (views.scanned("layers"), "layers/b", (12, 512), None),
+    (views.scanned("layers"), "head", (512, 10), MatrixView((0,), (1,))),
+    (
+        views.scanned("layers", view=views.transformer),
+        "layers/value/kernel",
+        (12, 768, 12, 64),
+        MatrixView((1,), (2, 3)),
+    ),
+    (
+        views.scanned("w", view=lambda path, shape: MatrixView((-2,), (-1,))),
+        "w",
+        (5, 4, 3),
+        MatrixView((-2,), (-1,)),
+    ),
+    (views.without("lora"), "dense/lora_a", (768, 4), None),
+    (views.without("lora"), "dense/kernel", (768, 4), MatrixView((0,), (1,))),
+]
+
+
+@pytest.mark.parametrize(
+    ("view", "path", "shape", "expected"),
+    READY,
+    ids=[f"{i}-{path}" for i, (_, path, *_) in enumerate(READY)],
+)
+def test_ready_made_views(view, path, shape, expected):
+    assert view(path, shape) == expected
+    assert plan_tree({}, Tiling(view=view)).leaves == ()
+
+
+def test_ready_made_views_are_equal_if_their_words_are():
+    assert Tiling(view=views.without("a", "b")) == Tiling(view=views.without("a", "b"))
+    assert Tiling(view=views.without("a")) != Tiling(view=views.without("b"))
+
+
+@pytest.mark.parametrize("make", [views.scanned, views.without])
+@pytest.mark.parametrize("words", [(), (3,), ("",), (views.transformer,)])
+def test_ready_made_views_take_words(make, words):
+    with pytest.raises(TypeError, match="takes the words to look for"):
+        make(*words)
+
+
+WHOLE = [
+    # Shape, view, number of tiles by their shape.
+    ((768, 12, 64), MatrixView((0,), (1, 2)), {"256x256": 9}),
+    ((70, 14, 72), MatrixView((0,), (1, 2)), {"70x144": 7}),
+    ((12, 512, 512), MatrixView((0, 1), (2,)), {"256x256": 48}),
+    ((8, 300, 64), MatrixView((0, 1), (2,)), {"150x64": 16}),
+    ((4, 3, 3, 64, 64), MatrixView((0, 1, 2, 3), (4,)), {"192x64": 12}),
+]
+
+
+@pytest.mark.parametrize(("shape", "view", "tiles"), WHOLE, ids=str)
+def test_tiles_do_not_straddle_heads_or_layers(shape, view, tiles):
+    struct = jax.ShapeDtypeStruct(shape, "float32")
+    plan = plan_tree([struct], Tiling(view=lambda path, shape: view))
+    assert {key: number for key, (number, *_) in plan.stacks.items()} == tiles
+    leaf = counted(shape)
+    equal(from_stacks(plan, to_stacks(plan, [leaf]), [leaf]), [leaf])
+
+
+def test_kernels_of_convolutions_are_cut_as_before():
+    for shape, key in ((3, 3, 64, 128), "192x128"), ((5, 5, 48, 64), "240x64"):
+        plan = plan_tree([jax.ShapeDtypeStruct(shape, "float32")], Tiling())
+        assert list(plan.stacks) == [key]
