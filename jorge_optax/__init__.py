@@ -1,11 +1,13 @@
 """Jorge, a second-order optimizer about as cheap per step as SGD, for JAX and Optax."""
 
-from jorge_optax import lengths, tuning
+from jorge_optax import lengths, tuning, views
 from jorge_optax._config import JorgeConfig, from_adamw, from_scratch, from_sgd
-from jorge_optax._diagnostics import diagnostics
+from jorge_optax._diagnostics import Diagnostics, diagnostics
+from jorge_optax._distributed import Spread
 from jorge_optax._grafting import GraftState, graft
 from jorge_optax._inspection import Description, describe, state_size
 from jorge_optax._optimizer import jorge
+from jorge_optax._resharding import reshard_state
 from jorge_optax._rule import Preconditioner, Rule
 from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule
 from jorge_optax._series import BinomialSeries
@@ -19,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = (
     "BinomialSeries",
     "Description",
+    "Diagnostics",
     "GraftState",
     "JorgeConfig",
     "JorgeState",
@@ -26,6 +29,7 @@ __all__ = (
     "Preconditioner",
     "Rule",
     "Sides",
+    "Spread",
     "Tiling",
     "Whitening",
     "default_view",
@@ -38,8 +42,10 @@ __all__ = (
     "growing_interval_schedule",
     "jorge",
     "lengths",
+    "reshard_state",
     "scale_by_jorge",
     "state_size",
     "thirds_decay_schedule",
     "tuning",
+    "views",
 )

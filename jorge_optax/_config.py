@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-import numpy as np
 import optax
 
-from jorge_optax import lengths
-from jorge_optax._checks import check_below_one, check_not_negative, check_positive
+from jorge_optax import lengths, views
+from jorge_optax._checks import (
+    check_below_one,
+    check_count,
+    check_learning_rate,
+    check_not_negative,
+    check_positive,
+)
 from jorge_optax._optimizer import jorge
 from jorge_optax._rule import Rule
-from jorge_optax._schedules import thirds_decay_schedule
+from jorge_optax._schedules import CosineDecay, schedule_text, thirds_decay_schedule
 from jorge_optax._series import BinomialSeries
-from jorge_optax._tiling import MatrixView, Tiling, default_view
-from jorge_optax._types import Mask, ScalarOrSchedule, Shape
+from jorge_optax._tiling import Tiling
+from jorge_optax._types import Mask, ScalarOrSchedule
 from jorge_optax._whitening import Whitening
 
 
@@ -24,13 +28,14 @@ from jorge_optax._whitening import Whitening
 class JorgeConfig:
     """Arguments of :func:`jorge_optax.jorge`, derived from a tuned baseline.
 
-    What :func:`from_sgd` and :func:`from_adamw` return. Printing it shows what runs.
+    What :func:`from_sgd`, :func:`from_adamw` and :func:`from_scratch` return. Printing
+    it shows what runs; :meth:`replace` changes it.
 
     Attributes:
       learning_rate: A number or a schedule.
       momentum: Decay rate of the momenta.
       weight_decay: Decoupled weight decay.
-      update_interval: Steps between refreshes of the roots.
+      update_interval: Steps between refreshes of the roots, a number or a schedule.
       rule: How the roots are refreshed.
       grafting: What gives each step its length.
       leave_out: Parameters with one of these words in their path have no roots and
@@ -43,12 +48,21 @@ class JorgeConfig:
     learning_rate: ScalarOrSchedule
     momentum: float
     weight_decay: float
-    update_interval: int = 10
+    update_interval: ScalarOrSchedule = 10
     rule: Rule = BinomialSeries()
     grafting: str | lengths.Length = "sgd"
     leave_out: tuple[str, ...] = ()
     weight_decay_mask: Mask = dataclasses.field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the attributes, as :func:`jorge_optax.jorge` does."""
+        if isinstance(self.leave_out, str):
+            raise TypeError(
+                "leave_out must be a tuple of words, got the string "
+                f"{self.leave_out!r}: write leave_out=({self.leave_out!r},)."
+            )
+        self.optimizer()
 
     def kwargs(self) -> dict[str, Any]:
         """Returns the arguments for :func:`jorge_optax.jorge`."""
@@ -56,12 +70,26 @@ class JorgeConfig:
         names += ("update_interval", "rule", "grafting")
         arguments = {name: getattr(self, name) for name in names}
         if self.leave_out:
-            arguments["tiling"] = Tiling(view=self._view)
+            arguments["tiling"] = self._leave_out(Tiling())
         return arguments
 
-    def optimizer(self, **overrides: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns ``jorge(**self.kwargs())``, with any argument overridden."""
-        return jorge(**{**self.kwargs(), **overrides})
+    def optimizer(self, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns ``jorge(**self.kwargs())``.
+
+        Args:
+          **options: Other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
+            To change an attribute, use :meth:`replace`.
+        """
+        own = [f.name for f in dataclasses.fields(self) if f.name in options]
+        if own:
+            raise TypeError(
+                f"{own[0]} is an attribute of the configuration: write "
+                f"config.replace({own[0]}=...).optimizer(), so that printing the "
+                "configuration shows what runs."
+            )
+        if self.leave_out and isinstance(options.get("tiling"), Tiling):
+            options["tiling"] = self._leave_out(options["tiling"])
+        return jorge(**{**self.kwargs(), **options})
 
     def replace(self, **changes: Any) -> JorgeConfig:
         """Returns a copy with some attributes changed."""
@@ -85,10 +113,9 @@ class JorgeConfig:
         lines = [f"{name:<{width}}  {value}" for name, value in entries.items()]
         return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
-    def _view(self, path: str, shape: Shape) -> MatrixView | None:
-        if any(word in path for word in self.leave_out):
-            return None
-        return default_view(shape)
+    def _leave_out(self, tiling: Tiling) -> Tiling:
+        view = views.without(*self.leave_out, view=tiling.view)
+        return Tiling(tiling.max_dim, view)
 
 
 def _short(rule: Rule) -> str:
@@ -109,9 +136,10 @@ def _plain(value: object) -> object:
     if isinstance(value, Rule):
         # What differs from the rule's defaults suffices.
         return _short(value)
-    if dataclasses.is_dataclass(value):
-        return str(value)
-    return "a schedule" if callable(value) else value
+    if callable(value):
+        schedule: Any = value
+        return schedule_text(schedule)
+    return str(value) if dataclasses.is_dataclass(value) else value
 
 
 def from_sgd(
@@ -122,38 +150,40 @@ def from_sgd(
     total_steps: int | None = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
-    warmup_steps: int | None = None,
+    warmup_steps: int = 0,
     nesterov: bool = False,
     decoupled: bool = False,
     weight_decay_mask: Mask = None,
-    update_interval: int = 10,
+    update_interval: ScalarOrSchedule = 10,
     rule: Rule | None = None,
 ) -> JorgeConfig:
     r"""Derives Jorge's hyperparameters from a tuned SGD run, by the paper's rules.
 
     - Learning rate: unchanged, since grafting gives each step the length of SGD's step.
-      Of a schedule, the largest value over all steps of training is taken.
     - Momentum: unchanged.
     - Weight decay: divided by ``1 - momentum``. In SGD, decay enters the momentum and
       acts for :math:`1 + \beta + \beta^2 + \dots` steps; in Jorge it is decoupled and
       acts once.
-    - Schedule: divides by ten after one third and two thirds, and replaces the schedule
-      of SGD except for a warm-up. With epochs, thirds are of the epochs, rounded down.
+    - Schedule: a schedule is kept. A number and a length of training give the paper's
+      schedule: the learning rate divides by ten after one third and two thirds. With
+      epochs, thirds are of the epochs, rounded down.
     - Interval: 10 here. The paper takes the smallest that keeps a step within 10% of
       SGD's time, which :func:`jorge_optax.tuning.choose_update_interval` measures.
 
     Args:
-      learning_rate: Learning rate of the SGD run, a number or an optax schedule.
+      learning_rate: Learning rate of the SGD run: an optax schedule, which is kept, or
+        the largest learning rate, a number, with a length of training.
       momentum: Decay rate of the momentum of the SGD run; becomes Jorge's momentum.
       weight_decay: Weight decay of the SGD run, as part of the gradient (L2), as in
         ``torch.optim.SGD(weight_decay=...)``.
-      total_steps: Length of training in steps; or pass the next two.
+      total_steps: Length of training in steps; or pass the next two. Only for a
+        number, whose schedule decays at its thirds.
       epochs: Length of training in epochs.
       steps_per_epoch: Number of steps in an epoch.
-      warmup_steps: Length of the warm-up of the SGD run. ``None`` is no warm-up for a
-        number, and for a schedule the steps before it first reaches its largest value.
+      warmup_steps: Length of a linear warm-up, counted within the length of training.
+        Only for a number.
       nesterov: Whether the SGD run used Nesterov's momentum. It is not carried over,
-        and a note says so.
+        and a note says so; :class:`Whitening` whitens Nesterov's momentum anyway.
       decoupled: Whether ``weight_decay`` is decoupled already; then it is not divided.
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
@@ -164,9 +194,16 @@ def from_sgd(
       A :class:`JorgeConfig`.
 
     Examples:
+      The schedule of the SGD run, by the whitening rule:
+
+      >>> import optax
+      >>> from jorge_optax import Whitening, from_sgd, jorge
+      >>> schedule = optax.cosine_decay_schedule(0.1, 9000)
+      >>> config = from_sgd(schedule, 0.9, 1e-4, rule=Whitening())
+      >>> optimizer = config.optimizer()
+
       The paper's ResNet-50 at batch size 1024:
 
-      >>> from jorge_optax import from_sgd, jorge
       >>> config = from_sgd(
       ...   0.4, 0.9, 1e-4, epochs=90, steps_per_epoch=1252, warmup_steps=5 * 1252
       ... )
@@ -188,47 +225,42 @@ def from_sgd(
         "momentum", momentum, "Jorge's decay is SGD's divided by 1 - momentum."
     )
     check_not_negative("weight_decay", weight_decay)
-    notes = []
-    total_steps, boundaries = _length(total_steps, epochs, steps_per_epoch)
-    peak, rise = _peak(learning_rate, total_steps)
-    if warmup_steps is None:
-        warmup_steps = rise
-        if rise:
-            notes.append(
-                f"SGD's schedule first reaches its largest value at step {rise}: the "
-                "steps before are taken for a warm-up and become a linear one."
-            )
-    if callable(learning_rate):
-        notes.append(
-            f"SGD's schedule contributes its largest value, {peak:g}; its shape is "
-            "replaced by step decay in thirds."
-        )
-    if warmup_steps > boundaries[0]:
+    check_learning_rate(learning_rate)
+    length = {"total_steps": total_steps, "epochs": epochs}
+    length |= {"steps_per_epoch": steps_per_epoch, "warmup_steps": warmup_steps or None}
+    given = [name for name, value in length.items() if value is not None]
+    if callable(learning_rate) and given:
         raise ValueError(
-            f"The warm-up of {warmup_steps} steps reaches beyond the first decay, at "
-            f"step {boundaries[0]}, one third of training. This schedule cannot be "
-            "transferred: pass a shorter warmup_steps, or the peak learning rate as a "
-            "number and warmup_steps=0."
+            f"from_sgd: {given[0]} belongs to step decay in thirds. Leave it out to "
+            "keep your schedule, or pass the largest learning rate as a number to have "
+            "step decay in thirds."
         )
+    if not callable(learning_rate):
+        check_positive("learning_rate", learning_rate)
+        learning_rate = _thirds(learning_rate, **length)
+    notes = ()
     if nesterov:
-        notes.append(
-            "Nesterov's momentum is not carried over: Jorge's momentum is heavy ball, "
-            "and the length of its steps that of SGD without nesterov."
+        direction = (
+            "the rule has Nesterov's direction of its own"
+            if getattr(rule, "preconditions", None) == "nesterov"
+            else "Jorge's momentum is heavy ball"
         )
-    schedule = thirds_decay_schedule(
-        peak, total_steps, warmup_steps=warmup_steps, boundaries=boundaries
-    )
+        notes = (
+            f"Nesterov's momentum is not carried over: {direction}, and the length of "
+            "its steps is that of SGD without nesterov.",
+        )
     return JorgeConfig(
-        learning_rate=schedule,
+        learning_rate=learning_rate,
         momentum=momentum,
         # Rounded, so that 1e-4 / (1 - 0.9) is 0.001 and not 0.0010000000000000002.
         weight_decay=weight_decay
         if decoupled
         else float(f"{weight_decay / (1 - momentum):.12g}"),
         update_interval=update_interval,
-        rule=rule or BinomialSeries(),
+        rule=BinomialSeries() if rule is None else rule,
+        grafting="sgd",
         weight_decay_mask=weight_decay_mask,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -240,7 +272,7 @@ def from_adamw(
     weight_decay: float = 1e-4,
     *,
     weight_decay_mask: Mask = None,
-    update_interval: int = 10,
+    update_interval: ScalarOrSchedule = 10,
     leave_out: tuple[str, ...] = ("embed", "position"),
     rule: Rule | None = None,
 ) -> JorgeConfig:
@@ -250,7 +282,8 @@ def from_adamw(
     the rules below, and a measurement.
 
     - Learning rate and schedule: unchanged. Each tile's step has the length of Adam's
-      step and Jorge's direction. Parameters without roots take Adam's own step.
+      step (with :class:`Whitening`, twice that length) and Jorge's direction.
+      Parameters without roots take Adam's own step.
     - Momentum: ``b1``.
     - Weight decay: unchanged, since it is decoupled in both.
     - Interval: 10.
@@ -281,7 +314,7 @@ def from_adamw(
       weight_decay     0.1
       update_interval  10
       rule             Whitening()
-      grafting         Adam(b2=0.95, eps=1e-08)
+      grafting         Adam(b2=0.95, eps=1e-08, scale=2.0)
       leave_out        ['embed', 'position']
       >>> optimizer = config.optimizer()
 
@@ -292,13 +325,17 @@ def from_adamw(
     check_below_one("b1", b1)
     check_below_one("b2", b2)
     check_not_negative("weight_decay", weight_decay)
+    rule = Whitening() if rule is None else rule
+    # A whitened step is spread over all directions alike, where Adam's goes more along
+    # the steepest few, so it can be longer: docs/step_length.md has what was measured.
+    scale = 2.0 if isinstance(rule, Whitening) else 1.0
     return JorgeConfig(
         learning_rate=learning_rate,
         momentum=b1,
         weight_decay=weight_decay,
         update_interval=update_interval,
-        rule=rule or Whitening(),
-        grafting=lengths.Adam(b2=b2, eps=eps),
+        rule=rule,
+        grafting=lengths.Adam(b2=b2, eps=eps, scale=scale),
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
     )
@@ -307,19 +344,19 @@ def from_adamw(
 def from_scratch(
     total_steps: int,
     *,
-    learning_rate: float = 0.05,
+    learning_rate: float = 0.04,
     warmup_steps: int = 0,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     weight_decay_mask: Mask = None,
-    update_interval: int = 10,
+    update_interval: ScalarOrSchedule = 10,
     leave_out: tuple[str, ...] = ("embed", "position"),
     rule: Rule | None = None,
 ) -> JorgeConfig:
     """Returns hyperparameters for a model without any tuned baseline.
 
     Steps have a length by shape, :class:`jorge_optax.lengths.Shape`, which does not
-    depend on the scale of the loss; the learning rate is a cosine from 0.05 to zero.
+    depend on the scale of the loss; the learning rate is a cosine from 0.04 to zero.
     ``docs/step_length.md`` compares this one rate with tuned ones.
 
     Args:
@@ -343,7 +380,7 @@ def from_scratch(
     Examples:
       >>> from jorge_optax import from_scratch
       >>> print(from_scratch(9000))
-      learning_rate    a schedule
+      learning_rate    cosine from 0.04 to 0 at step 9000
       momentum         0.9
       weight_decay     0.0
       update_interval  10
@@ -353,68 +390,60 @@ def from_scratch(
     """
     check_below_one("momentum", momentum)
     check_not_negative("weight_decay", weight_decay)
-    check_positive("learning_rate", learning_rate, "The default is 0.05.")
-    if not 0 <= warmup_steps < total_steps:
+    if callable(learning_rate):
+        raise TypeError(
+            "from_scratch: learning_rate must be a number, the largest learning rate "
+            "of a cosine, got a function. To run another schedule, write "
+            "from_scratch(...).replace(learning_rate=schedule)."
+        )
+    check_positive("learning_rate", learning_rate, "The default is 0.04.")
+    check_count("total_steps", total_steps, 1)
+    check_count("warmup_steps", warmup_steps, 0)
+    if warmup_steps >= total_steps:
         raise ValueError(
             "from_scratch needs a length of training, total_steps, longer than its "
             f"warm-up: got total_steps={total_steps}, warmup_steps={warmup_steps}."
         )
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0 if warmup_steps else learning_rate, learning_rate, warmup_steps, total_steps
-    )
     return JorgeConfig(
-        learning_rate=schedule,
+        learning_rate=CosineDecay(learning_rate, total_steps, warmup_steps),
         momentum=momentum,
         weight_decay=weight_decay,
         update_interval=update_interval,
-        rule=rule or Whitening(),
+        rule=Whitening() if rule is None else rule,
         grafting=lengths.Shape(),
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
     )
 
 
-def _length(
-    total_steps: int | None, epochs: int | None, steps_per_epoch: int | None
-) -> tuple[int, tuple[int, int]]:
-    """Returns the number of steps, and the steps at one third and two thirds."""
+def _thirds(
+    learning_rate: ScalarOrSchedule,
+    total_steps: int | None,
+    epochs: int | None,
+    steps_per_epoch: int | None,
+    warmup_steps: int | None,
+) -> optax.Schedule:
+    """Returns step decay in thirds of the steps, or of whole epochs."""
+    boundaries = None
     if total_steps is None and epochs is not None and steps_per_epoch is not None:
-        if epochs < 3 or steps_per_epoch < 1:
-            raise ValueError(
-                "Step decay in thirds needs at least 3 epochs of at least 1 step, got "
-                f"epochs={epochs}, steps_per_epoch={steps_per_epoch}. Pass total_steps "
-                "instead to count in steps."
-            )
+        instead = "Pass total_steps instead to count thirds in steps."
+        check_count("epochs", epochs, 3, remedy=instead)
+        whole = "Round it: len(data) // batch_size, if the last batch is dropped."
+        check_count("steps_per_epoch", steps_per_epoch, 1, remedy=whole)
         third = epochs // 3 * steps_per_epoch
-        return epochs * steps_per_epoch, (third, 2 * third)
-    if total_steps is None or epochs is not None or steps_per_epoch is not None:
+        boundaries = (third, 2 * third)
+        total_steps = epochs * steps_per_epoch
+    elif total_steps is None or epochs is not None or steps_per_epoch is not None:
         raise ValueError(
             "Pass the length of training, either as total_steps or as epochs and "
             f"steps_per_epoch: got total_steps={total_steps}, epochs={epochs}, "
-            f"steps_per_epoch={steps_per_epoch}. The schedule decays at its thirds."
+            f"steps_per_epoch={steps_per_epoch}. The learning rate decays at its "
+            "thirds. To have another schedule, pass it as learning_rate; "
+            "optax.constant_schedule keeps a number."
         )
-    if total_steps < 3:
-        raise ValueError(f"total_steps must be at least 3, got {total_steps}.")
-    return total_steps, (total_steps // 3, 2 * (total_steps // 3))
-
-
-def _peak(learning_rate: ScalarOrSchedule, total_steps: int) -> tuple[float, int]:
-    """Returns the largest learning rate, and the first step that has it."""
-    if not callable(learning_rate):
-        rates = np.asarray(learning_rate, np.float64).reshape(1)
-    else:
-        try:
-            rates = jax.vmap(learning_rate)(np.arange(total_steps))
-            rates = np.asarray(rates, np.float64).reshape(total_steps)
-        except Exception as error:
-            raise ValueError(
-                "This schedule cannot be transferred: called with a step it must "
-                "return one number, in a way that jax.vmap can follow. Pass SGD's "
-                "largest learning rate as a number instead."
-            ) from error
-    if not (np.all(np.isfinite(rates)) and np.max(rates) > 0):
-        raise ValueError(
-            "The learning rate must be finite, and positive at some step; got "
-            f"{rates[0]:g} at the start and {np.max(rates):g} as the largest."
-        )
-    return float(f"{np.max(rates):.7g}"), int(np.argmax(rates))
+    return thirds_decay_schedule(
+        learning_rate,  # pyright: ignore[reportArgumentType]
+        total_steps,
+        warmup_steps=warmup_steps or 0,
+        boundaries=boundaries,
+    )

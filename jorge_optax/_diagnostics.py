@@ -3,21 +3,122 @@
 from __future__ import annotations
 
 import functools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from jorge_optax import _algorithm
+from jorge_optax._distributed import Spread, spread_of
 from jorge_optax._stacks import Plan, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._transform import JorgeState
-from jorge_optax._types import PyTree, Sides
+from jorge_optax._types import PyTree, Sides, Stacks
 
 # A root is at risk if its least eigenvalue is below so many rounding errors of its
 # largest one: on the streams on which roots in bfloat16 fail, thousands of refreshes
 # before they do. The guard of _guards.is_lost acts at half of it.
 RISK = 4.0
+# Roots whose eigenvalues are all within this factor hardly turn a gradient: in
+# docs/diagnostics.md, by a cosine above 0.98.
+BARELY_MOVED = 1.5
+# Beyond it a root is close to singular in float32.
+LARGEST_CONDITION = 1e5
+# A direction with a smaller cosine has little in common with the gradient.
+LEAST_COSINE = 0.02
+
+
+class Diagnostics(dict[str, Any]):
+    """What :func:`diagnostics` returns; printing it shows a table and a verdict.
+
+    A dict from ``"dense/kernel/left/norm"`` to an array with one number for each tile
+    of that parameter. It is a pytree, and so may leave a jitted function.
+    """
+
+    def scalars(self) -> dict[str, float]:
+        """Returns one number for each parameter and quantity, for TensorBoard or JSON.
+
+        It is the one to worry about: over tiles and sides the least ``cosine`` and
+        ``beta2``, the sum of ``unexcited`` and ``at_risk``, and the largest of others.
+        """
+        groups: dict[str, list[np.ndarray]] = {}
+        for key, value in self.items():
+            path, name = key.rsplit("/", 1)
+            if name != "cosine":  # the others are of one side
+                path = path.rsplit("/", 1)[0]
+            numbers = np.asarray(value, np.float64).ravel()
+            groups.setdefault(f"{path}/{name}".lstrip("/"), []).append(numbers)
+        kinds = {"cosine": np.min, "beta2": np.min}
+        kinds |= {"unexcited": np.sum, "at_risk": np.sum}
+        return {
+            key: float(kinds.get(key.rsplit("/", 1)[-1], np.max)(np.concatenate(parts)))
+            for key, parts in groups.items()
+        }
+
+    def verdicts(self) -> dict[str, str]:
+        """Returns a verdict in words for each parameter with roots."""
+        by_path: dict[str, dict[str, float]] = {}
+        for key, value in self.scalars().items():
+            path, _, name = key.rpartition("/")
+            by_path.setdefault(path, {})[name] = value
+        return {path: _verdict(numbers) for path, numbers in by_path.items()}
+
+    def __str__(self) -> str:
+        """Returns a row for each parameter, and how many have which verdict."""
+        scalars, verdicts = self.scalars(), self.verdicts()
+        names = ("condition", "asymmetry", "unexcited", "cosine")
+        rows: list[tuple[str, ...]] = [("parameter", *names, "verdict")]
+        for path, verdict in verdicts.items():
+            numbers = (scalars.get(f"{path}/{name}".lstrip("/")) for name in names)
+            cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
+            rows.append((path, *cells, verdict))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(map(str.ljust, row, widths)).rstrip()
+            for row in (rows[0], ["-" * width for width in widths], *rows[1:])
+        ]
+        texts = list(verdicts.values())
+        counts = {text: texts.count(text) for text in texts}
+        lines += ["", f"{len(texts)} parameters with roots"]
+        lines += [
+            f"{number} of {len(texts)}: {text}"
+            for text, number in sorted(counts.items(), key=lambda item: -item[1])
+        ]
+        return "\n".join(lines)
+
+
+def _flatten_report(report: Diagnostics) -> tuple[list[Any], tuple[str, ...]]:
+    return list(report.values()), tuple(report)
+
+
+jax.tree_util.register_pytree_node(
+    Diagnostics,
+    _flatten_report,
+    lambda keys, values: Diagnostics(zip(keys, values, strict=True)),
+)
+
+
+def _verdict(numbers: dict[str, float]) -> str:
+    """Returns what the numbers of one parameter mean."""
+    condition = numbers["condition"]
+    if any(math.isnan(number) for number in numbers.values()):
+        return "not finite: find the step at which training broke"
+    if numbers["at_risk"]:
+        return "roots at risk of ascent: keep them in float32, or add damping"
+    if condition > LARGEST_CONDITION:
+        return "roots close to singular: add damping"
+    if condition < BARELY_MOVED:
+        return "roots have barely moved: refresh more often"
+    if numbers.get("cosine", 1) < LEAST_COSINE:
+        return "direction almost at right angles to this gradient: check the loss"
+    if numbers["unexcited"]:
+        return "healthy, with rows that no gradient has excited (dead units)"
+    return "healthy"
 
 
 def diagnostics(
@@ -26,12 +127,14 @@ def diagnostics(
     grads: PyTree | None = None,
     *,
     tiling: Tiling | None = None,
-) -> dict[str, jax.Array]:
+    sharding: NamedSharding | Spread | None = None,
+) -> Diagnostics:
     """Computes norms, condition numbers and more from the roots of each parameter.
 
     Finds the :class:`JorgeState` wherever it is: in a chain, under
     ``optax.inject_hyperparams``, in ``nnx.Optimizer.opt_state``. Changes nothing, and
-    works inside ``jit``.
+    works inside ``jit``. ``print(diagnostics(...))`` shows a row and a verdict in words
+    for each parameter; ``docs/diagnostics.md`` has the ranges behind the verdicts.
 
     For each parameter with roots and each side (``left``, ``right``), one number for
     each of the parameter's tiles:
@@ -57,11 +160,12 @@ def diagnostics(
       params: The parameters, or arrays with the same tree and shapes.
       grads: Gradients, with the tree of the parameters.
       tiling: The :class:`Tiling` that the optimizer was made with.
+      sharding: The ``sharding`` that the optimizer was made with.
 
     Returns:
-      A flat dict, such as ``"dense/kernel/left/norm"`` to an array with one number for
-      each tile of that parameter. ``{k: float(v.max()) for k, v in ...}`` is ready for
-      TensorBoard or JSONL.
+      :class:`Diagnostics`, a flat dict: ``"dense/kernel/left/norm"`` to an array with
+      one number for each tile of that parameter. Its method ``scalars`` returns one
+      number for each parameter and quantity, for TensorBoard or JSONL.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -74,33 +178,70 @@ def diagnostics(
       >>> report = diagnostics(state, params, grads)
       >>> [int(report[f"w/{side}/unexcited"][0]) for side in ("left", "right")]
       [1, 0]
-      >>> bool(report["w/cosine"][0] > 0.9)
-      True
+      >>> report.verdicts()
+      {'w': 'roots have barely moved: refresh more often'}
     """
     found = _find_state(state)
     roots = jax.tree.map(jnp.asarray, found.roots)
     if not isinstance(roots, dict):
-        return {}
+        return Diagnostics()
     plan = plan_tree(params, tiling or Tiling())
-    accumulates = type(found.statistics) is tuple  # of the paper's rule, empty
-    margin = RISK * accumulates
-    by_stack: dict[str, dict[str, jax.Array]] = {}
-    for key, sides in roots.items():
-        numbers = by_stack[key] = {}
-        for side, stack in sides._asdict().items():
-            measured = jax.vmap(functools.partial(_measure_root, margin=margin))(stack)
-            for name, values in measured.items():
-                numbers[f"{side}/{name}"] = values
-    _check_plan(plan, roots)
+    _check_plan(plan, roots, spread_of(sharding))
+    roots = _without_idle(plan, roots)
     if grads is not None:
-        _check_plan(plan_tree(grads, tiling or Tiling()), roots)
-        functions = [_cosine]
-        if accumulates:
-            functions.append(_dynamic_beta2)
-        for key, gradients in to_stacks(plan, jax.tree.leaves(grads)).items():
+        plan = plan_tree(grads, tiling or Tiling())
+        _check_plan(plan, roots)
+    leaves = None if grads is None else jax.tree.leaves(grads)
+    accumulates = type(found.statistics) is tuple  # of the paper's rule, empty
+    by_stack = _measure(roots, leaves, _Static(plan), accumulates)
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(by_stack)):
+        by_stack = jax.device_get(by_stack)  # one program and one copy
+    return _by_parameter(plan, by_stack)
+
+
+class _Static:
+    """A plan as a static argument of jit; plans are cached, and so are identical."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def __hash__(self) -> int:
+        return hash(self.plan.leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.plan == other.plan
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _measure(
+    roots: dict[str, Sides],
+    leaves: list[jax.Array] | None,
+    static: _Static,
+    accumulates: bool,
+) -> dict[str, Stacks]:
+    """Computes all numbers of all stacks, in one program."""
+    by_stack: dict[str, dict[str, jax.Array]] = {key: {} for key in roots}
+    # Roots of one length, of all stacks, at once: compilation takes most of the time.
+    places: dict[int, list[tuple[str, str, jax.Array]]] = {}
+    for key, sides in roots.items():
+        for side, stack in sides._asdict().items():
+            places.setdefault(stack.shape[-1], []).append((key, side, stack))
+    measure = functools.partial(_measure_root, margin=RISK * accumulates)
+    for group in places.values():
+        measured = jax.vmap(measure)(jnp.concatenate([stack for *_, stack in group]))
+        start = 0
+        for key, side, stack in group:
+            end = start + len(stack)
+            by_stack[key] |= {
+                f"{side}/{name}": values[start:end] for name, values in measured.items()
+            }
+            start = end
+    if leaves is not None:
+        functions = [_cosine, _dynamic_beta2] if accumulates else [_cosine]
+        for key, gradients in to_stacks(static.plan, leaves).items():
             for function in functions:
                 by_stack[key] |= jax.vmap(function)(roots[key], gradients)
-    return _by_parameter(plan, by_stack)
+    return by_stack
 
 
 def _find_state(state: optax.OptState) -> JorgeState:
@@ -118,21 +259,31 @@ def _find_state(state: optax.OptState) -> JorgeState:
     return found[0]
 
 
-def _check_plan(plan: Plan, roots: dict[str, Sides]) -> None:
+def _check_plan(
+    plan: Plan, roots: dict[str, Sides], spread: Spread | None = None
+) -> None:
     shapes = {key: (*r.left.shape[:2], r.right.shape[2]) for key, r in roots.items()}
-    if plan.stacks != shapes:
+    stacks = spread.pad(plan.stacks) if spread else plan.stacks
+    if stacks != shapes:
         raise ValueError(
-            f"The tree makes tiles {list(plan.stacks.items())}, the state has "
+            f"The tree makes tiles {list(stacks.items())}, the state has "
             f"{list(shapes.items())}. Pass trees like the parameters given to init, "
-            "and the optimizer's Tiling."
+            "and the optimizer's Tiling and sharding."
         )
 
 
-def _by_parameter(
-    plan: Plan, by_stack: dict[str, dict[str, jax.Array]]
-) -> dict[str, jax.Array]:
+def _without_idle(plan: Plan, roots: dict[str, Sides]) -> dict[str, Sides]:
+    """Cuts off the idle tiles that make stacks a multiple of the devices."""
+    counts = {key: shape[0] for key, shape in plan.stacks.items()}
+    return {
+        key: Sides(*(root[: counts[key]] for root in sides))
+        for key, sides in roots.items()
+    }
+
+
+def _by_parameter(plan: Plan, by_stack: dict[str, Stacks]) -> Diagnostics:
     """Takes each parameter's tiles out of the numbers of the stacks."""
-    report = {}
+    report = Diagnostics()
     for leaf in plan.leaves:
         if leaf.view is None:
             continue
@@ -142,7 +293,8 @@ def _by_parameter(
             for name, values in by_stack[key].items():
                 parts.setdefault(name, []).append(values[own])
         for name, values in parts.items():
-            report[f"{leaf.path}/{name}"] = jnp.concatenate(values)
+            join = jnp if isinstance(values[0], jax.Array) else np
+            report[f"{leaf.path}/{name}"] = join.concatenate(values)
     return report
 
 

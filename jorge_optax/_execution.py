@@ -9,23 +9,27 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from jorge_optax._distributed import Spread, place_rest
 from jorge_optax._types import Dtype, PyTree
 
 
 def execute_in_float32(
-    inner: optax.GradientTransformation,
+    inner: optax.GradientTransformation, spread: Spread | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a transformation in float32 at least, behind a barrier, on any mesh.
 
-    Updates leave in the dtype of the gradients, and the state keeps its dtypes.
+    Updates leave in the dtype of the gradients, and the state keeps its dtypes. Where
+    tiles are spread over devices, all of the state is placed there.
     """
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: optax.Params) -> optax.OptState:
-        return inner.init(widen(params))
+        state = inner.init(widen(params))
+        return place_rest(state, spread) if spread else state
 
     def update_fn(updates, state, params=None, **extra_args):
-        updates, state, params = wait_for_all((updates, state, params))
+        # Parameters are there from the start, and are added to once more.
+        updates, state = wait_for_all((updates, state))
 
         def update(updates, state, params):
             return inner.update(widen(updates), state, widen(params), **extra_args)

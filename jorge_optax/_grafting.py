@@ -17,6 +17,9 @@ from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import PyTree, Stacks
 
+Split = tuple[jax.Array, jax.Array]
+"""Matrices divided by powers of two, and these."""
+
 
 class GraftState(NamedTuple):
     """The states of the two grafted transformations."""
@@ -162,18 +165,12 @@ def rescale_stacks(
     """
     if not directions:
         return {}
-    split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
-    squares = [jnp.sum(jnp.square(jnp.abs(unit)), (1, 2)) for unit, _ in split]
-    number = len(directions)
-    # The numbers of all stacks at once, for the sake of fewer kernels.
-    length, norm = (jnp.concatenate(x) for x in (squares[number:], squares[:number]))
-    ratio = safe_sqrt(length) / jnp.where(norm == 0, 1, safe_sqrt(norm))
-    given = (norm > 0) & (norm < jnp.inf)
-    cuts = np.cumsum([len(x) for x in squares[:number]])[:-1]
+    (units, steps), ratio, given = compare_norms(lengths, directions)
+    cuts = np.cumsum([len(x) for x in directions.values()])[:-1]
     numbers = zip(jnp.split(ratio, cuts), jnp.split(given, cuts), strict=True)
     grafted = {}
     for key, (unit, _), (step, scale), (factor, own) in zip(
-        directions, split[:number], split[number:], numbers, strict=True
+        directions, units, steps, numbers, strict=True
     ):
         factor, own, scale = (x[:, None, None] for x in (factor, own, scale))
         unit = unit * factor
@@ -182,6 +179,26 @@ def rescale_stacks(
         # The power of two last: the product of both factors might not be finite.
         grafted[key] = cut_off(unit * scale)
     return grafted
+
+
+def compare_norms(
+    lengths: Stacks, directions: Stacks
+) -> tuple[tuple[list[Split], list[Split]], jax.Array, jax.Array]:
+    """Compares the norms of the tiles of two dicts of stacks.
+
+    Returns:
+      The directions and the lengths, each split into units and powers of two; and of
+      all tiles, ``[n]``, the ratio of the norm of the unit of the length to that of the
+      direction, and whether the direction is finite and not zero.
+    """
+    split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
+    squares = [jnp.sum(jnp.square(jnp.abs(unit)), (1, 2)) for unit, _ in split]
+    number = len(directions)
+    # The numbers of all stacks at once, for the sake of fewer kernels.
+    length, norm = (jnp.concatenate(x) for x in (squares[number:], squares[:number]))
+    ratio = safe_sqrt(length) / jnp.where(norm == 0, 1, safe_sqrt(norm))
+    given = (norm > 0) & (norm < jnp.inf)
+    return (split[:number], split[number:]), ratio, given
 
 
 def along(step: jax.Array, direction: jax.Array) -> jax.Array:

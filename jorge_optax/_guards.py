@@ -109,8 +109,8 @@ def keep_descent(roots: Sides, matrix: jax.Array, direction: jax.Array) -> jax.A
     """Replaces a direction that does not descend, or is out of range, by the matrix.
 
     A tile keeps its direction D if ``<G, D>`` is positive and finite, for the matrix G
-    that the roots were applied to. Else it takes G: at the scale that the roots give it
-    if the product is negative, and as it is if D has left the range of the dtype.
+    that the roots were applied to. Else it takes G: as it is if the product has
+    overflowed, and at the scale that the roots give it if the product is not positive.
 
     Args:
       roots: The roots of a stack.
@@ -121,9 +121,13 @@ def keep_descent(roots: Sides, matrix: jax.Array, direction: jax.Array) -> jax.A
       The directions.
     """
     product = jnp.sum(matrix * direction, (1, 2), keepdims=True)
-    in_range = (product != 0) & jnp.isfinite(product)
+    finite = jnp.isfinite(product)
     # One entry stands for a root: a norm would be one kernel more in every step.
-    left, right = (root[:, :1, :1].astype(direction.dtype) for root in roots)
-    scale = jnp.where(in_range, jnp.abs(left * right), 1.0)
-    descends = jnp.broadcast_to(in_range & (product > 0), direction.shape)
-    return jax.lax.select(descends, direction, cut_off(scale * matrix))
+    left, right = (
+        jnp.where(finite, jnp.abs(root[:, :1, :1].astype(direction.dtype)), 1.0)
+        for root in roots
+    )
+    descends = jnp.broadcast_to(finite & (product > 0), direction.shape)
+    # One after the other: the product of two large roots would overflow, and infinity
+    # times a zero of the matrix is NaN.
+    return jax.lax.select(descends, direction, cut_off(left * (right * matrix)))

@@ -13,9 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jorge_optax._advice import OUT_OF_PROPORTION, make_notes
 from jorge_optax._optimizer import jorge
 from jorge_optax._stacks import LeafPlan, plan_tree
-from jorge_optax._tiling import Tiling, default_view, matrices_shape
+from jorge_optax._tiling import (
+    Tiling,
+    default_leaf_view,
+    default_view,
+    matrices_shape,
+)
 from jorge_optax._types import Dtype, PyTree, Shape
 
 
@@ -41,6 +47,16 @@ class LeafDescription:
     state_bytes: int
     preconditioned: str
 
+    @property
+    def ratio(self) -> float:
+        """Bytes of the state over bytes of the parameter."""
+        return self.state_bytes / max(self.parameter_bytes, 1)
+
+    @property
+    def out_of_proportion(self) -> bool:
+        """Whether the state is unusually large for the parameter."""
+        return self.ratio > OUT_OF_PROPORTION
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Description:
@@ -52,6 +68,7 @@ class Description:
       state_bytes: Bytes of Jorge's state, exact.
       sgd_bytes: Bytes of the state of SGD with momentum.
       adamw_bytes: Bytes of the state of AdamW.
+      notes: What to reconsider, each with a remedy.
     """
 
     leaves: tuple[LeafDescription, ...]
@@ -59,6 +76,7 @@ class Description:
     state_bytes: int
     sgd_bytes: int
     adamw_bytes: int
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns numbers, lists and strings only, ready for JSON."""
@@ -75,7 +93,7 @@ class Description:
                 leaf.matrix,
                 leaf.tiles,
                 _size(leaf.state_bytes),
-                f"{leaf.state_bytes / max(leaf.parameter_bytes, 1):.1f} x",
+                f"{leaf.ratio:.1f} x" + " !" * leaf.out_of_proportion,
                 leaf.preconditioned,
             )
             for leaf in self.leaves
@@ -95,6 +113,7 @@ class Description:
             "",
             f"{len(self.leaves)} parameters of {_size(self.parameter_bytes)}",
             f"state {_size(self.state_bytes)}: " + ", ".join(over),
+            *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -104,7 +123,10 @@ def describe(
 ) -> Description:
     """Describes what Jorge does with each parameter, and what it costs in memory.
 
-    Allocates nothing: parameters may be arrays or ``jax.ShapeDtypeStruct``.
+    Allocates nothing: parameters may be arrays or ``jax.ShapeDtypeStruct``. The column
+    ``ratio`` has the bytes of the state over those of the parameter, with a ``!`` where
+    it is out of proportion. Notes name parameters that the default view does not fit,
+    such as embeddings, attention and stacked layers, and the view that does.
 
     Args:
       params: A pytree of parameters: a dict, an ``nnx`` state or module's state, an
@@ -152,6 +174,7 @@ def describe(
         state_bytes=state_size(params, tiling=tiling, **options),
         sgd_bytes=_bytes(jax.eval_shape(optax.sgd(1.0, 0.9).init, structs)),
         adamw_bytes=_bytes(jax.eval_shape(optax.adamw(1.0).init, structs)),
+        notes=make_notes(rows, by_default=tiling.view is default_leaf_view),
     )
 
 

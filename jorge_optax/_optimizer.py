@@ -3,8 +3,15 @@
 import functools
 
 import optax
+from jax.sharding import NamedSharding
 
-from jorge_optax._checks import check_not_negative, is_zero
+from jorge_optax._checks import (
+    check_learning_rate,
+    check_mask,
+    check_not_negative,
+    is_zero,
+)
+from jorge_optax._distributed import Spread, spread_of
 from jorge_optax._execution import execute_in_float32
 from jorge_optax._grafting import along, graft_by, rescale_tiles
 from jorge_optax._rule import Rule
@@ -28,12 +35,15 @@ def jorge(
     rule: Rule | None = None,
     eps: Scalar = 1e-6,
     update_interval: ScalarOrSchedule = 10,
+    stagger: bool = False,
     damping: Scalar = 0.0,
     grafting: str | Length | optax.GradientTransformation | None = "sgd",
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
     accumulator_dtype: str | None = None,
     precision: Precision = "highest",
+    refresh_precision: Precision = None,
+    sharding: NamedSharding | Spread | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Jorge: Shampoo's preconditioning without a matrix inverse.
 
@@ -78,6 +88,12 @@ def jorge(
       eps: The statistics start as ``eps`` times the identity.
       update_interval: The roots are refreshed at steps 0, k, 2k, ...: a number k, which
         may be traced, or a schedule of the step.
+      stagger: Whether each step refreshes a part of the tiles, in place of all tiles at
+        every k-th step: a k-th of each stack, and each tile once in k steps. Steps then
+        take about equally long, at the same cost on average. A stack of fewer than k
+        tiles has steps without a refresh. If the interval is traced or a schedule, a
+        tenth of each stack is refreshed at a time, and all of it at once while the
+        interval is below 10.
       damping: Relative damping: adds ``damping * trace(gram) / m * I`` to each Gram
         matrix, m x m. The paper has none.
       grafting: What gives each step its length. ``"sgd"`` is SGD with the same
@@ -91,8 +107,14 @@ def jorge(
       root_dtype: Name of the dtype of the roots.
       accumulator_dtype: Name of the dtype of the momenta; ``None`` is float32, or the
         dtype of the parameters if that is wider.
-      precision: Precision of matrix products, as in :func:`jax.numpy.matmul`; without
-        ``"highest"``, float32 products run in TF32 on recent GPUs.
+      precision: Precision of the matrix products that apply the roots, at every step,
+        as in :func:`jax.numpy.matmul`; without ``"highest"``, float32 products run in
+        TF32 on recent GPUs.
+      refresh_precision: Precision of the matrix products that refresh the roots;
+        ``None`` is that of ``precision``.
+      sharding: A :class:`jax.sharding.NamedSharding` whose mesh axes the tiles are
+        spread over: each device keeps, refreshes and applies only its share. A
+        :class:`Spread` says more; ``None`` does not spread them.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`.
@@ -129,17 +151,22 @@ def jorge(
 
     .. seealso:: :func:`jorge_optax.scale_by_jorge`, :func:`jorge_optax.graft`
     """
+    check_learning_rate(learning_rate)
     check_not_negative("weight_decay", weight_decay)
+    check_mask(weight_decay_mask)
     length = _length_of(grafting)
+    spread = spread_of(sharding)
     tiles = precondition_stacks(
         rule=rule,
         momentum=momentum,
         eps=eps,
         update_interval=update_interval,
+        stagger=stagger,
         damping=damping,
         root_dtype=root_dtype,
         accumulator_dtype=accumulator_dtype,
         precision=precision,
+        refresh_precision=refresh_precision,
         length=length,
     )
     if length is not None:
@@ -148,7 +175,7 @@ def jorge(
     else:
         others = average_leaves(rule, momentum, accumulator_dtype)
     factor = getattr(length, "factor", None)
-    step = on_tiles(tiles, others, tiling=tiling, factor=factor)
+    step = on_tiles(tiles, others, tiling=tiling, factor=factor, spread=spread)
     if isinstance(grafting, optax.GradientTransformation):
         combine = functools.partial(
             rescale_tiles, tiling=tiling or Tiling(), others=along
@@ -159,7 +186,8 @@ def jorge(
             step,
             _decay(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),
-        )
+        ),
+        spread,
     )
 
 
@@ -173,9 +201,12 @@ def _length_of(
         return SGD()
     if isinstance(grafting, Length) and not isinstance(grafting, type):
         return grafting
+    known = {"adam": "Adam()", "sgd": "SGD()", "shape": "Shape()"}
+    meant = known.get(str(getattr(grafting, "__name__", grafting)).lower())
     raise ValueError(
         "grafting must be 'sgd', a length such as jorge_optax.lengths.Adam(), an optax "
-        f"transformation of unit learning rate or None, got {grafting!r}."
+        f"transformation of unit learning rate or None, got {grafting!r}"
+        + (f": write grafting=lengths.{meant}." if meant else ".")
     )
 
 
@@ -185,6 +216,16 @@ def _decay(weight_decay: Scalar, mask: Mask) -> optax.GradientTransformation:
         return optax.identity()
     inner = optax.add_decayed_weights(weight_decay, mask)
 
+    def init_fn(params):
+        try:
+            return inner.init(params)
+        except ValueError as error:
+            raise ValueError(
+                "weight_decay_mask must be a tree of booleans like the parameters, or "
+                "a function of the parameters that returns one. Its tree differs from "
+                f"theirs: {error}"
+            ) from error
+
     def update_fn(updates, state, params=None):
         if params is None:
             raise ValueError(
@@ -193,4 +234,4 @@ def _decay(weight_decay: Scalar, mask: Mask) -> optax.GradientTransformation:
             )
         return inner.update(updates, state, params)
 
-    return optax.GradientTransformation(inner.init, update_fn)
+    return optax.GradientTransformation(init_fn, update_fn)

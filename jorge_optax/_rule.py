@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 
+from jorge_optax._checks import check_input
 from jorge_optax._types import (
     Dtype,
     Input,
@@ -105,6 +106,10 @@ class Rule(Protocol):
     ) -> Preconditioner:
         """Refreshes the roots; runs in a conditional, every ``update_interval`` steps.
 
+        With ``stagger`` it runs on parts of the stacks, and then what a rule keeps must
+        have the tiles along the first axis, in dicts by stack; other arrays are passed
+        on from part to part.
+
         Args:
           kept: What the rule keeps; the result has the same shapes and dtypes.
           gradients: The gradients of this step.
@@ -126,3 +131,19 @@ class Rule(Protocol):
           precision: Precision of matrix products.
         """
         ...
+
+
+def check_rule(rule: object) -> Rule:
+    """Returns a rule as it is; raises TypeError unless it is one."""
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        known = {"binomialseries": "BinomialSeries()", "whitening": "Whitening()"}
+        known["composite"] = "Whitening(), which has replaced that rule"
+        found = f"the class {rule.__name__}" if isinstance(rule, type) else repr(rule)
+        meant = known.get(str(getattr(rule, "__name__", rule)).lower())
+        raise TypeError(
+            "rule must be BinomialSeries(), which is the paper's rule, Whitening(), "
+            "another object with the members of jorge_optax.Rule, or None, got "
+            f"{found}" + (f": write rule={meant}." if meant else ".")
+        )
+    check_input(f"{type(rule).__name__}.preconditions", rule.preconditions)
+    return rule

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jorge_optax._checks import check_count, check_not_negative
+
 
 @dataclasses.dataclass(frozen=True)
 class StepDecay:
@@ -41,9 +43,51 @@ class StepDecay:
         """Returns the schedule in words."""
         steps = ", ".join(map(str, self.boundaries))
         text = f"{self.peak_value:g}, times {self.factor:g} at steps {steps}"
-        if self.warmup_steps:
-            text += f", warm-up of {self.warmup_steps} steps"
-        return text
+        return text + _warmup_text(self.warmup_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineDecay:
+    """A learning rate that falls to zero by a cosine, after a linear warm-up.
+
+    Attributes:
+      peak_value: Learning rate after the warm-up.
+      total_steps: First step with a learning rate of zero.
+      warmup_steps: Number of steps over which the learning rate rises from zero.
+    """
+
+    peak_value: float
+    total_steps: int
+    warmup_steps: int = 0
+
+    def __call__(self, count: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
+        """Returns the learning rate at a step."""
+        start = 0.0 if self.warmup_steps else self.peak_value
+        schedule = optax.warmup_cosine_decay_schedule(
+            start, self.peak_value, self.warmup_steps, self.total_steps
+        )
+        return schedule(count)
+
+    def __str__(self) -> str:
+        """Returns the schedule in words."""
+        text = f"cosine from {self.peak_value:g} to 0 at step {self.total_steps}"
+        return text + _warmup_text(self.warmup_steps)
+
+
+def _warmup_text(steps: int) -> str:
+    return f", warm-up of {steps} steps" if steps else ""
+
+
+def schedule_text(schedule: optax.Schedule) -> str:
+    """Returns a schedule in words, or a few of its values if it has none."""
+    if isinstance(schedule, StepDecay | CosineDecay):
+        return str(schedule)
+    values = [
+        f"{float(jnp.asarray(schedule(jnp.asarray(step, jnp.int32)))):.4g} at "
+        + ("step 0" if step == 0 else f"{step}")
+        for step in (0, 100, 1000, 10_000)
+    ]
+    return f"a schedule: {', '.join(values)}"
 
 
 def thirds_decay_schedule(
@@ -80,8 +124,10 @@ def thirds_decay_schedule(
       >>> [round(float(schedule(step)), 6) for step in (0, 4, 5, 29, 30, 59, 60, 89)]
       [0.0, 0.08, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     """
-    if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1, got {total_steps}.")
+    check_not_negative("peak_value", peak_value)
+    thirds = "The learning rate decays after each third of them."
+    check_count("total_steps", total_steps, 3, remedy=thirds)
+    check_count("warmup_steps", warmup_steps, 0)
     if boundaries is None:
         boundaries = (total_steps // 3, 2 * (total_steps // 3))
     first = min(boundaries, default=total_steps)
@@ -118,10 +164,10 @@ def growing_interval_schedule(
       >>> [step for step in range(40) if step % int(interval(step)) == 0]
       [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]
     """
-    if not 1 <= first <= last:
+    for name, value in (("last", last), ("first", first), ("refreshes", refreshes)):
+        check_count(name, value, 1)
+    if first > last:
         raise ValueError(f"need 1 <= first <= last, got first={first}, last={last}.")
-    if refreshes < 1:
-        raise ValueError(f"refreshes must be at least 1, got {refreshes}.")
     # The interval doubles at multiples of the next interval, so that no refresh comes
     # sooner than the old interval after the one before.
     starts, intervals = [0], [first]

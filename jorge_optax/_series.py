@@ -13,6 +13,7 @@ import numpy as np
 
 from jorge_optax import _algorithm, _guards, _thin_tiles
 from jorge_optax._checks import check_coefficients, check_input
+from jorge_optax._distributed import all_shapes
 from jorge_optax._numerics import safe_sqrt, split_scales
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
@@ -82,8 +83,9 @@ class BinomialSeries:
         matmul = functools.partial(jnp.matmul, precision=precision)
         damps = isinstance(damping, jax.Array) or damping != 0
         # Damping needs the Gram matrix, which thin tiles do without.
-        shapes = frozenset(tiles.shape for tiles in source.values())
-        thin_tiles = _thin_tiles.choose_thin(shapes, len(self.factors), damps)
+        thin_tiles = _thin_tiles.choose_thin(
+            all_shapes(source), len(self.factors), damps
+        )
         sides = split_sides(source, kept.roots)
         items, keys = [], []
         for i, side in enumerate(sides):
@@ -116,6 +118,12 @@ class BinomialSeries:
     ) -> Stacks:
         """Multiplies each tile by its roots (line 11), behind a guard."""
         directions = apply_roots(kept.roots, matrices, precision)
+        return self.guard(kept, matrices, directions)
+
+    def guard(
+        self, kept: Preconditioner, matrices: Stacks, directions: Stacks
+    ) -> Stacks:
+        """Replaces directions that do not descend."""
         return {
             key: _guards.keep_descent(kept.roots[key], matrices[key], direction)
             for key, direction in directions.items()

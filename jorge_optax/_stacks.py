@@ -7,6 +7,7 @@ and ``update``; it is not part of the state.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from jorge_optax._tiling import (
     MatrixView,
     Panel,
     Tiling,
-    cut_panels,
+    cut_leaf,
     from_tiles,
     matrices_shape,
     normalise_view,
@@ -96,8 +97,8 @@ def plan_stacks(leaves: tuple[tuple[str, Shape], ...], tiling: Tiling) -> Plan:
         if view is None:
             plans.append(LeafPlan(path, shape, None))
             continue
-        batch, rows, columns = matrices_shape(shape, view)
-        panels = cut_panels(rows, columns, tiling.max_dim)
+        batch = matrices_shape(shape, view)[0]
+        panels = cut_leaf(shape, view, tiling.max_dim)
         sizes = tuple(batch * panel.down * panel.across for panel in panels)
         places = []
         for panel, size in zip(panels, sizes, strict=True):
@@ -119,6 +120,20 @@ def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
         for own, (key, _) in zip(tiles, leaf_plan.places, strict=True):
             parts[key].append(own)
     return {key: jnp.concatenate(tiles) for key, tiles in parts.items()}
+
+
+def hold_small(plan: Plan, stacks: Stacks) -> Stacks:
+    """Makes a GPU write out the stacks that are joined from two to five parts.
+
+    XLA's GPU compiler joins so few parts by a kernel that computes nothing else. Each
+    use of such a stack would have one of its own.
+    """
+    parts = collections.Counter(key for leaf in plan.leaves for key, _ in leaf.places)
+    small = {key: x for key, x in stacks.items() if 2 <= parts[key] <= 5}
+    held = jax.lax.platform_dependent(
+        small, cpu=lambda x: x, default=jax.lax.optimization_barrier
+    )
+    return {**stacks, **held}
 
 
 def from_stacks(
@@ -211,5 +226,6 @@ def _check_leaf(path: str, leaf: PyTree) -> None:
         raise TypeError(
             f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {dtype}, "
             "but Jorge trains floating-point parameters only. Leave it out with "
-            "optax.masked or optax.partition."
+            "optax.masked or optax.partition; of a flax.nnx module, pass "
+            "nnx.state(model, nnx.Param)."
         )

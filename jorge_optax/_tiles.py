@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,9 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._stacks import Plan, from_stacks, plan_tree, to_stacks
+from jorge_optax._distributed import Spread, init_shares, update_shares
+from jorge_optax._exchange import update_slabs
+from jorge_optax._fit import check_gradients, check_others, check_tiles
+from jorge_optax._stacks import Plan, from_stacks, hold_small, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling, matrices_shape
-from jorge_optax._types import Dtype, PyTree, Shape
+from jorge_optax._types import Dtype, PyTree
 
 
 class TiledState(NamedTuple):
@@ -27,16 +31,19 @@ def on_tiles(
     *,
     tiling: Tiling | None = None,
     factor: Callable[[int, int], float] | None = None,
+    spread: Spread | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Applies ``tiles`` to all parameters with roots, ``others`` to the rest.
 
     Args:
-      tiles: Receives a dict of stacks ``{"RxC": [n, R, C]}``, and no parameters.
+      tiles: Receives a dict of stacks ``{"RxC": [n, R, C]}``, and no parameters; as an
+        extra argument ``cut`` the function that cuts these stacks from the gradients.
       others: Receives the tree with :class:`optax.MaskedNode` in place of parameters
         with roots; ``None`` passes the other parameters through.
       tiling: The :class:`Tiling`; ``None`` is the default one.
       factor: Function of the rows and columns of a parameter's matrix that gives the
         number by which its step is multiplied; ``None`` is 1.
+      spread: How the tiles are spread over devices; ``None`` does not spread them.
 
     Returns:
       The transformation; its state is a :class:`TiledState`, or simply the state of
@@ -45,6 +52,7 @@ def on_tiles(
     if not isinstance(tiling, Tiling | None):
         raise TypeError(f"tiling must be a Tiling or None, got {tiling!r}.")
     tiling = tiling or Tiling()
+    tiles = optax.with_extra_args_support(tiles)
 
     def split(tree: PyTree, plan: Plan) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree)
@@ -53,18 +61,19 @@ def on_tiles(
             for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
         )
 
-    def join(plan: Plan, stacks: PyTree, leaves: list[jax.Array]) -> list[jax.Array]:
-        joined = from_stacks(plan, stacks, leaves)
+    def scale(plan: Plan, leaves: list[jax.Array]) -> list[jax.Array]:
         if factor is None:
-            return joined
+            return leaves
         return [
             factor(*matrices_shape(own.shape, own.view)[1:]) * leaf
             if own.view
             else leaf
-            for own, leaf in zip(plan.leaves, joined, strict=True)
+            for own, leaf in zip(plan.leaves, leaves, strict=True)
         ]
 
     def init_tiles(plan: Plan, dtype: Dtype) -> PyTree:
+        if spread and plan.stacks:
+            return init_shares(tiles.init, spread, plan.stacks, dtype)
         stacks: PyTree = {
             key: jax.ShapeDtypeStruct(shape, dtype)
             for key, shape in plan.stacks.items()
@@ -82,28 +91,47 @@ def on_tiles(
         return TiledState(tiles_state, others.init(split(params, plan)))
 
     def update_fn(updates, state, params=None, **extra_args):
-        del params, extra_args
+        del extra_args
+        check_gradients(updates, params)
         plan = plan_tree(updates, tiling)
         leaves, treedef = jax.tree.flatten(updates)
-        tiles_state = state if others is None else state.tiles
+        tiles_state: PyTree = state if others is None else getattr(state, "tiles", None)
         expected = jax.eval_shape(lambda: init_tiles(plan, _common_dtype(updates)))
-        _check_state(plan, expected, tiles_state)
+        check_tiles(plan, updates, expected, tiles_state)
 
-        stacks: PyTree = {}
-        if plan.stacks:
-            stacks = to_stacks(plan, leaves)
-            stacks, tiles_state = tiles.update(stacks, tiles_state)
-        if others is None:
-            return treedef.unflatten(join(plan, stacks, leaves)), tiles_state
+        def step(update, leaves, tiles_state):
+            cut = functools.partial(to_stacks, plan, leaves)
+            stacks = hold_small(plan, cut())
+            stacks, tiles_state = update(stacks, tiles_state, cut=cut)
+            return from_stacks(plan, stacks, leaves), tiles_state
 
-        rest, others_state = others.update(split(updates, plan), state.others)
-        rest = iter(jax.tree.leaves(rest))
-        leaves = [
-            leaf if leaf_plan.view else next(rest)
+        # None in place of parameters without roots.
+        steps = [
+            leaf if leaf_plan.view else None
             for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
         ]
-        merged = treedef.unflatten(join(plan, stacks, leaves))
-        return merged, TiledState(tiles_state, others_state)
+        if plan.stacks:
+            run = functools.partial(step, tiles.update)
+            dtype = _common_dtype(updates)
+            if spread and spread.param_specs:
+                run = update_slabs(tiles, spread, plan, dtype)
+            elif spread:
+                run = update_shares(step, tiles, spread, plan.stacks, dtype)
+            steps, tiles_state = run(steps, tiles_state)
+            steps = scale(plan, steps)
+
+        def merge(rest: PyTree) -> PyTree:
+            rest = iter(jax.tree.leaves(rest))
+            return treedef.unflatten(
+                next(rest) if step is None else step for step in steps
+            )
+
+        rest = split(updates, plan)
+        if others is None:
+            return merge(rest), tiles_state
+        check_others(rest, jax.eval_shape(others.init, rest), state.others)
+        rest, others_state = others.update(rest, state.others)
+        return merge(rest), TiledState(tiles_state, others_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -112,61 +140,3 @@ def _common_dtype(tree: PyTree) -> Dtype:
     """Returns the widest dtype of the leaves, float32 at least."""
     dtypes = (jax.dtypes.canonicalize_dtype(x.dtype) for x in jax.tree.leaves(tree))
     return jnp.result_type(jnp.float32, *dtypes)
-
-
-def _check_state(plan: Plan, expected: PyTree, state: PyTree) -> None:
-    """Raises ValueError if the state was made for other tiles than the plan's."""
-
-    def shapes(tree: PyTree) -> dict[str, Shape]:
-        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {
-            jax.tree_util.keystr(path): tuple(jnp.shape(leaf)) for path, leaf in leaves
-        }
-
-    wanted, found = shapes(expected), shapes(state)
-    if wanted == found:
-        _check_dtypes(expected, state)
-        return
-    # A place that the state lacks names the culprit best.
-    places = [p for p in wanted if p not in found] + [*wanted, *found]
-    place = next(p for p in places if wanted.get(p) != found.get(p))
-    key = next((key for key in plan.stacks if f"'{key}'" in place), None)
-    culprits = [
-        f"{leaf.path!r} of shape {leaf.shape}"
-        for leaf in plan.leaves
-        if any(stack == key for stack, _ in leaf.places)
-    ]
-    raise ValueError(
-        "The gradients do not fit the optimizer's state: the state has "
-        f"{_shape_text(found.get(place))} at {place}, the gradients need "
-        f"{_shape_text(wanted.get(place))}"
-        + (f", where the tiles of {', '.join(culprits[:3])} lie" if culprits else "")
-        + ". Pass gradients of the same tree and shapes as the parameters given to "
-        "init, and restore a state only under the Tiling and the rule it was made "
-        "with; otherwise call init again."
-    )
-
-
-def _check_dtypes(expected: PyTree, state: PyTree) -> None:
-    """Raises ValueError if count, roots or statistics were cast to another dtype.
-
-    Momenta may be narrower than these gradients ask for: they keep their dtype.
-    """
-    for name in ("count", "roots", "statistics"):
-        pairs = zip(
-            jax.tree_util.tree_flatten_with_path(getattr(expected, name, ()))[0],
-            jax.tree.leaves(getattr(state, name, ())),
-            strict=True,
-        )
-        for (path, wanted), found in pairs:
-            if wanted.dtype != jnp.result_type(found):
-                raise ValueError(
-                    f"The optimizer's state has dtype {jnp.result_type(found)} at "
-                    f"{name}{jax.tree_util.keystr(path)}, but the optimizer keeps "
-                    f"{wanted.dtype} there. Restore a state with the root_dtype it was "
-                    "made with, or cast it to this one; otherwise call init again."
-                )
-
-
-def _shape_text(shape: Shape | None) -> str:
-    return f"an array of shape {shape}" if shape else "no tiles"

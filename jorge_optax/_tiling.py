@@ -112,7 +112,8 @@ def _axes_in_view_order(rank: int, view: MatrixView) -> tuple[int, ...]:
     return (*batch, *view.rows, *view.columns)
 
 
-def _default_leaf_view(path: str, shape: Shape) -> MatrixView | None:
+def default_leaf_view(path: str, shape: Shape) -> MatrixView | None:
+    """Returns the default view of a parameter, whatever its path."""
     del path
     return default_view(shape)
 
@@ -142,7 +143,7 @@ class Tiling:
 
     max_dim: int = 256
     view: Callable[[str, Shape], MatrixView | None] = dataclasses.field(
-        default=_default_leaf_view, repr=False
+        default=default_leaf_view, repr=False
     )
 
     def __post_init__(self):
@@ -207,13 +208,53 @@ def cut_side(length: int, max_dim: int) -> list[tuple[int, int]]:
     return [cut for cut in cuts if cut[0]]
 
 
+def cut_groups(length: int, group: int, max_dim: int) -> list[tuple[int, int]]:
+    """Cuts a side such that no part has pieces of two groups, or else whole groups.
+
+    A group is what one index of the first of several merged axes makes: a head, a
+    layer, an expert. Where its parts would differ in length, groups are disregarded.
+
+    >>> cut_groups(14 * 72, 72, 256), cut_side(14 * 72, 256)  # 14 heads of 72
+    ([(7, 144)], [(4, 252)])
+    >>> cut_groups(4 * 576, 576, 256), cut_side(4 * 576, 256)  # 4 layers of 576
+    ([(12, 192)], [(9, 256)])
+    """
+    if length <= max_dim:
+        return [(1, length)]
+    if group <= max_dim:
+        cuts = cut_side(length // group, max_dim // group)
+        return [(parts, group * part) for parts, part in cuts]
+    (parts, part), *others = cut_side(group, max_dim)
+    return cut_side(length, max_dim) if others else [(length // group * parts, part)]
+
+
+def cut_leaf(shape: Shape, view: MatrixView, max_dim: int) -> tuple[Panel, ...]:
+    """Cuts the matrices of a parameter into panels of equal tiles.
+
+    Cuts respect the groups of merged axes, except in the rows of a parameter of four
+    axes: those of a convolution are cut without regard to them.
+    """
+    sides = []
+    for axes, grouped in ((view.rows, len(shape) != 4), (view.columns, True)):
+        sizes = [shape[axis] for axis in axes]
+        group = math.prod(sizes[1:]) if grouped and len(sizes) > 1 else 1
+        sides.append(cut_groups(math.prod(sizes), group, max_dim))
+    return _panels(*sides)
+
+
 def cut_panels(rows: int, columns: int, max_dim: int) -> tuple[Panel, ...]:
     """Cuts a ``rows x columns`` matrix into at most four panels of equal tiles."""
+    return _panels(cut_side(rows, max_dim), cut_side(columns, max_dim))
+
+
+def _panels(
+    row_cuts: list[tuple[int, int]], column_cuts: list[tuple[int, int]]
+) -> tuple[Panel, ...]:
     panels = []
     top = 0
-    for down, tile_rows in cut_side(rows, max_dim):
+    for down, tile_rows in row_cuts:
         left = 0
-        for across, tile_columns in cut_side(columns, max_dim):
+        for across, tile_columns in column_cuts:
             panels.append(Panel(top, left, down, across, tile_rows, tile_columns))
             left += across * tile_columns
         top += down * tile_rows

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from jorge_optax._checks import (
     canonical_dtype,
     canonical_precision,
     check_below_one,
-    check_count,
-    check_input,
+    check_flag,
+    check_interval,
     check_number,
     check_positive,
     check_share,
 )
+from jorge_optax._distributed import Spread, spread_of
 from jorge_optax._execution import execute_in_float32, keep_in_place
-from jorge_optax._grafting import rescale_stacks
-from jorge_optax._rule import Preconditioner, Rule
+from jorge_optax._rule import Preconditioner, Rule, check_rule
 from jorge_optax._series import BinomialSeries
+from jorge_optax._sides import apply_roots
+from jorge_optax._staggering import number_of_slots, refresh_in_parts
+from jorge_optax._steps import Guard, Step, add_again, average, take_step
 from jorge_optax._tiles import on_tiles
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import (
@@ -34,7 +40,7 @@ from jorge_optax._types import (
     Sides,
     Stacks,
 )
-from jorge_optax.lengths import Length
+from jorge_optax.lengths import SGD, Length
 
 
 class JorgeState(NamedTuple):
@@ -65,11 +71,14 @@ def scale_by_jorge(
     momentum: Scalar | None = None,
     eps: Scalar = 1e-6,
     update_interval: ScalarOrSchedule = 10,
+    stagger: bool = False,
     damping: Scalar = 0.0,
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
     accumulator_dtype: str | None = None,
     precision: Precision = "highest",
+    refresh_precision: Precision = None,
+    sharding: NamedSharding | Spread | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Preconditions gradients by Jorge's approximate inverse roots.
 
@@ -83,11 +92,14 @@ def scale_by_jorge(
         averaged before or after they are preconditioned is up to the rule.
       eps: As in :func:`jorge_optax.jorge`.
       update_interval: As in :func:`jorge_optax.jorge`.
+      stagger: As in :func:`jorge_optax.jorge`.
       damping: As in :func:`jorge_optax.jorge`.
       tiling: As in :func:`jorge_optax.jorge`.
       root_dtype: As in :func:`jorge_optax.jorge`.
       accumulator_dtype: As in :func:`jorge_optax.jorge`.
       precision: As in :func:`jorge_optax.jorge`.
+      refresh_precision: As in :func:`jorge_optax.jorge`.
+      sharding: As in :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs` with a :class:`JorgeState`.
@@ -112,15 +124,19 @@ def scale_by_jorge(
         keeps_momentum=keeps_momentum,
         eps=eps,
         update_interval=update_interval,
+        stagger=stagger,
         damping=damping,
         root_dtype=root_dtype,
         accumulator_dtype=accumulator_dtype,
         precision=precision,
+        refresh_precision=refresh_precision,
     )
     others = None
     if keeps_momentum:
         others = average_leaves(rule, momentum, accumulator_dtype)
-    return execute_in_float32(on_tiles(tiles, others, tiling=tiling))
+    spread = spread_of(sharding)
+    step = on_tiles(tiles, others, tiling=tiling, spread=spread)
+    return execute_in_float32(step, spread)
 
 
 def precondition_stacks(
@@ -133,17 +149,28 @@ def precondition_stacks(
     root_dtype: str,
     accumulator_dtype: str | None,
     precision: Precision,
+    refresh_precision: Precision = None,
+    stagger: bool = False,
     length: Length | None = None,
     keeps_momentum: bool = True,
-) -> optax.GradientTransformation:
-    """Returns the transformation of stacks of tiles ``{"RxC": [n, R, C]}``."""
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the transformation of stacks of tiles ``{"RxC": [n, R, C]}``.
+
+    An extra argument ``cut``, a function without arguments, cuts the gradients into
+    stacks once more where they are needed.
+    """
     dtype = canonical_dtype("root_dtype", root_dtype)
     _validate(momentum, eps, update_interval, damping, dtype)
+    check_flag("stagger", stagger)
     chosen = _checked(rule)
+    slots = number_of_slots(update_interval)
     averages_first = chosen.preconditions != "gradient"
     early_refreshes = getattr(chosen, "early_refreshes", 0)
     momentum_dtype = canonical_accumulator(accumulator_dtype)
     precision = canonical_precision(precision)
+    if refresh_precision is None:
+        refresh_precision = precision
+    refresh_precision = canonical_precision(refresh_precision, "refresh_precision")
     init_length, measure = _length_functions(
         length, averages_first, momentum, momentum_dtype
     )
@@ -163,14 +190,20 @@ def precondition_stacks(
     def refresh(kept: Preconditioner, gradients: Stacks, momenta: Stacks | None):
         with jax.named_scope("jorge/refresh_roots"):
             return chosen.refresh(
-                kept, gradients, momenta, damping=damping, precision=precision
+                kept, gradients, momenta, damping=damping, precision=refresh_precision
             )
 
     def keep(kept: Preconditioner, gradients: Stacks, momenta: Stacks | None):
         del gradients, momenta
         return keep_in_place(kept)
 
-    def update_fn(updates: PyTree, state: PyTree, params: PyTree = None):
+    def update_fn(
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree = None,
+        *,
+        cut: Callable[[], Stacks] | None = None,
+    ):
         del params
         gradients, momenta = updates, state.momentum
         inputs, averaged = gradients, None
@@ -179,39 +212,73 @@ def precondition_stacks(
             if keeps_momentum:
                 averaged = momenta = inputs = _add(gradients, momentum, momenta)
             if keeps_momentum and chosen.preconditions == "nesterov":
-                inputs = _add(gradients, momentum, momenta)
+                again = add_again(gradients, momentum, state.momentum, momenta)
+                inputs = _add(gradients, momentum, again)
 
         # Lines 5 to 8.
-        due = _refresh_is_due(state.count, update_interval, early_refreshes)
+        interval = _interval_at(state.count, update_interval)
         kept = Preconditioner(state.roots, state.statistics)
-        kept = jax.lax.cond(due, refresh, keep, kept, gradients, averaged)
+        if stagger and slots > 1:
+            kept = refresh_in_parts(
+                *(refresh, kept, gradients, averaged),
+                count=state.count,
+                interval=interval,
+                slots=slots,
+                known=isinstance(update_interval, numbers.Real),
+                early_refreshes=early_refreshes,
+            )
+        else:
+            due = state.count % interval == 0
+            if early_refreshes:
+                due |= state.count < early_refreshes
+            renew = refresh
+            if cut and averages_first:
+                # A GPU cuts the gradients anew for a refresh: nothing else needs them
+                # alone as stacks, which it would write at every step.
+
+                def renew(
+                    kept: Preconditioner, gradients: Stacks, momenta: Stacks | None
+                ):
+                    source = jax.lax.platform_dependent(
+                        gradients, cpu=lambda own: own, default=lambda _: cut()
+                    )
+                    return refresh(kept, source, momenta)
+
+            kept = jax.lax.cond(due, renew, keep, kept, gradients, averaged)
         # Line 11.
         with jax.named_scope("jorge/precondition"):
-            directions = chosen.precondition(kept, inputs, precision=precision)
-        # Line 14.
-        if keeps_momentum and not averages_first:
-            momenta = jax.tree.map(
-                lambda d, m: (1 - momentum) * d + momentum * m, directions, momenta
-            )
-            directions = momenta
-
+            directions, guard = _apply(chosen, kept, inputs, precision)
         count = jnp.asarray(optax.safe_increment(state.count))
         lengths = state.length
-        if measure:
-            steps, lengths = measure(
-                lengths, gradients, momenta, momentum=momentum, count=count
+        # Lines 12 to 14.
+        if measure and keeps_momentum:
+            directions, momenta, lengths = take_step(
+                Step(
+                    gradients=gradients,
+                    matrices=inputs,
+                    made=directions,
+                    old=state.momentum,
+                    new=momenta if averages_first else None,
+                    length=lengths,
+                ),
+                momentum,
+                functools.partial(measure, momentum=momentum, count=count),
+                guard,
+                fast=type(length) is SGD,
             )
-            # An average of guarded directions is finite.
-            directions = rescale_stacks(steps, directions, else_lengths=averages_first)
-        elif keeps_momentum and averages_first:
-            directions = jax.tree.map(lambda d: (1 - momentum) * d, directions)
+        else:
+            directions = guard(inputs, directions) if guard else directions
+            if keeps_momentum and averages_first:
+                directions = jax.tree.map(lambda d: (1 - momentum) * d, directions)
+            elif keeps_momentum:
+                momenta = directions = average(directions, momentum, momenta)
         momenta = jax.tree.map(
             lambda new, old: new.astype(old.dtype), momenta, state.momentum
         )
         new = JorgeState(count, kept.roots, kept.statistics, momenta, lengths)
         return directions, new
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _length_functions(
@@ -251,6 +318,17 @@ def canonical_accumulator(dtype: str | None) -> Dtype | None:
     return None if dtype is None else canonical_dtype("accumulator_dtype", dtype)
 
 
+def _apply(
+    rule: Rule, kept: Preconditioner, matrices: Stacks, precision: Precision
+) -> tuple[Stacks, Guard | None]:
+    """Applies the roots; returns a guard of the result if the rule has one apart."""
+    guard = getattr(rule, "guard", None)
+    if guard is None:
+        return rule.precondition(kept, matrices, precision=precision), None
+    made = apply_roots(kept.roots, matrices, precision)
+    return made, functools.partial(guard, kept)
+
+
 def _add(gradients: Stacks, momentum: Scalar, momenta: Stacks) -> Stacks:
     return jax.tree.map(lambda g, s: g + momentum * s, gradients, momenta)
 
@@ -259,27 +337,15 @@ def _zeros(tiles: PyTree, dtype: Dtype | None) -> PyTree:
     return jax.tree.map(lambda tile: jnp.zeros(tile.shape, dtype or tile.dtype), tiles)
 
 
-def _refresh_is_due(
-    count: jax.Array, update_interval: ScalarOrSchedule, early_refreshes: int
-) -> jax.Array:
+def _interval_at(count: jax.Array, update_interval: ScalarOrSchedule) -> jax.Array:
     interval = update_interval(count) if callable(update_interval) else update_interval
     # Schedules return floats, in which a large count would lose its last digits.
     interval = jnp.round(jnp.asarray(interval)).astype(jnp.int32)
-    due = count % jnp.maximum(interval, 1) == 0
-    return due | (count < early_refreshes) if early_refreshes else due
+    return jnp.maximum(interval, 1)
 
 
 def _checked(rule: Rule | None) -> Rule:
-    if rule is None:
-        return BinomialSeries()
-    if isinstance(rule, type) or not isinstance(rule, Rule):
-        raise TypeError(
-            "rule must be BinomialSeries(), which is the paper's rule, Whitening(), "
-            "another object with the members of jorge_optax.Rule, or None, got "
-            f"{rule!r}."
-        )
-    check_input(f"{type(rule).__name__}.preconditions", rule.preconditions)
-    return rule
+    return BinomialSeries() if rule is None else check_rule(rule)
 
 
 def _validate(
@@ -302,11 +368,4 @@ def _validate(
         start,
     )
     check_share("damping", damping)
-    if not callable(update_interval):
-        check_count(
-            "update_interval",
-            update_interval,
-            1,
-            ", or a schedule of the step",
-            "The roots are refreshed every update_interval steps.",
-        )
+    check_interval(update_interval)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._checks import check_below_one, check_count, check_positive
+from jorge_optax._numerics import safe_sqrt
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -124,10 +125,11 @@ class Whitening:
         roots = map_batches(
             correct_groups, items, [side.root.shape[1] for side in sides]
         )
-        floor = roundoff(sides[0].root.dtype, precision)
+        dtype = sides[0].root.dtype
+        finished = finish(roots, roundoff(roots[0].dtype, precision))
         kept_or_new = [
-            jnp.where(side.usable, new, side.root)
-            for side, new in zip(sides, finish(roots, sides, floor), strict=True)
+            jnp.where(side.usable, round_root(new, dtype), side.root)
+            for side, new in zip(sides, finished, strict=True)
         ]
         return Preconditioner(join_sides(sides, kept_or_new), kept.statistics)
 
@@ -230,10 +232,8 @@ def largest_ratio(beta2: float) -> float:
     return half + math.sqrt(half**2 - 1)
 
 
-def finish(
-    roots: Sequence[jax.Array], sides: Sequence[Side], floor: float
-) -> list[jax.Array]:
-    """Makes roots balanced and, after rounding, positive definite.
+def finish(roots: Sequence[jax.Array], floor: float) -> list[jax.Array]:
+    """Makes roots balanced and, whatever products have rounded, positive definite.
 
     Only the product of the scales of both sides is determined: they get the same mean
     eigenvalue. A rounding error of relative size u changes no eigenvalue of a root by
@@ -242,16 +242,36 @@ def finish(
     means = [jnp.trace(x, axis1=1, axis2=2) / x.shape[1] for x in roots]
     norms = [jnp.sqrt(jnp.sum(jnp.square(x), (1, 2))) for x in roots]
     finished = []
-    for i, (x, side) in enumerate(zip(roots, sides, strict=True)):
+    for i, x in enumerate(roots):
         factor = jnp.sqrt(means[i ^ 1]) / jnp.sqrt(means[i])
         eye = jnp.eye(x.shape[1], dtype=x.dtype)[None]
         lifted = x + (floor * norms[i])[:, None, None] * eye
-        finished.append((lifted * factor[:, None, None]).astype(side.root.dtype))
+        finished.append(lifted * factor[:, None, None])
     return finished
 
 
+def round_root(root: jax.Array, dtype: Dtype) -> jax.Array:
+    """Rounds positive definite roots ``[n, m, m]``, and keeps them so.
+
+    Rounding the entries off the diagonal adds a symmetric E, whose eigenvalues are at
+    most ``|E^2|_F^(1/2)``. That multiple of the identity is added to the diagonal,
+    which is then rounded up.
+    """
+    if root.dtype == dtype:
+        return root
+    limits = jnp.finfo(dtype)
+    eye = jnp.eye(root.shape[1], dtype=root.dtype)[None]
+    rest = root - root * eye
+    # Not a cast to the dtype and back, which XLA would remove.
+    error = jax.lax.reduce_precision(rest, limits.nexp, limits.nmant) - rest
+    square = jnp.matmul(error, error, precision="highest")
+    bound = safe_sqrt(safe_sqrt(jnp.sum(jnp.square(square), (1, 2), keepdims=True)))
+    up = 1 + float(limits.eps)
+    return (rest + up * (root + bound) * eye).astype(dtype)
+
+
 def roundoff(dtype: Dtype, precision: Precision) -> float:
-    """Returns the relative rounding error of roots, or of products if it is larger."""
+    """Returns the relative rounding error of matrix products."""
     stored = float(jnp.finfo(dtype).eps) / 2
     if precision == jax.lax.Precision.HIGHEST:
         return stored

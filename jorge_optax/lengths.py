@@ -10,6 +10,7 @@ length uses that momentum and keeps none of its own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from jorge_optax._checks import check_below_one, check_positive
-from jorge_optax._numerics import safe_sqrt
+from jorge_optax._numerics import safe_sqrt, split_scales
 from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
 
 __all__ = ("SGD", "Adam", "Length", "Shape")
@@ -31,7 +32,8 @@ class Length(Protocol):
       uses_momentum: Optional. ``False`` if :meth:`measure` does without the momentum;
         it is then called for rules that keep none, too.
       factor: Optional. Function of the rows and columns of a parameter's matrix that
-        gives the number by which the step of the whole parameter is multiplied.
+        gives the number by which the step of the whole parameter is multiplied; no
+        function, or ``None``, stands for 1.
     """
 
     def transformation(
@@ -73,10 +75,26 @@ class Length(Protocol):
 class SGD:
     """The length of the step of SGD with momentum; ``grafting="sgd"``.
 
+    Attributes:
+      scale: The steps of matrices are so many times as long as SGD's. A step that is
+        whitened is spread over all directions alike, where SGD's goes along the
+        steepest few, so that 2 is worth a try with :class:`jorge_optax.Whitening`.
+
     Examples:
       >>> from jorge_optax import jorge, lengths
       >>> optimizer = jorge(0.1, grafting=lengths.SGD())  # the default
     """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the option."""
+        check_positive("lengths.SGD.scale", self.scale)
+
+    @property
+    def factor(self) -> Callable[[int, int], float] | None:
+        """Gives every matrix the same factor; ``None`` for 1."""
+        return _constant(self.scale)
 
     def transformation(
         self, momentum: Scalar, accumulator_dtype: Dtype | None
@@ -110,6 +128,8 @@ class Adam:
     Attributes:
       b2: Decay rate of the second moment.
       eps: Added to the root of the second moment.
+      scale: The steps of matrices are so many times as long as Adam's, as for
+        :class:`SGD`.
 
     Examples:
       >>> from jorge_optax import jorge, lengths
@@ -118,11 +138,18 @@ class Adam:
 
     b2: float = 0.999
     eps: float = 1e-8
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         """Checks the options."""
         check_below_one("lengths.Adam.b2", self.b2)
         check_positive("lengths.Adam.eps", self.eps)
+        check_positive("lengths.Adam.scale", self.scale)
+
+    @property
+    def factor(self) -> Callable[[int, int], float] | None:
+        """Gives every matrix the same factor; ``None`` for 1."""
+        return _constant(self.scale)
 
     def transformation(
         self, momentum: Scalar, accumulator_dtype: Dtype | None
@@ -176,7 +203,7 @@ class Shape:
     Examples:
       >>> import optax
       >>> from jorge_optax import Whitening, jorge, lengths
-      >>> schedule = optax.cosine_decay_schedule(0.05, 9000)
+      >>> schedule = optax.cosine_decay_schedule(0.04, 9000)
       >>> optimizer = jorge(schedule, rule=Whitening(), grafting=lengths.Shape())
     """
 
@@ -215,6 +242,22 @@ class Shape:
         momentum: Scalar,
         count: jax.Array,
     ) -> tuple[Stacks, PyTree]:
-        """Returns steps of a root mean square of one; ``factor`` does the rest."""
-        del momenta, momentum, count
-        return jax.tree.map(jnp.ones_like, gradients), state
+        """Returns the momentum at a root mean square of one; ``factor`` does the rest.
+
+        A tile whose momentum is zero has no step.
+        """
+        del momentum, count
+        moved = momenta or gradients
+        if not moved:
+            return {}, state
+        units = split_scales([*moved.values()])
+        norms = [safe_sqrt(jnp.mean(jnp.square(unit), (1, 2))) for unit, _ in units]
+        steps = {
+            key: unit / jnp.where(norm > 0, norm, 1)[:, None, None]
+            for key, (unit, _), norm in zip(moved, units, norms, strict=True)
+        }
+        return steps, state
+
+
+def _constant(scale: float) -> Callable[[int, int], float] | None:
+    return None if scale == 1 else lambda rows, columns: scale

@@ -23,7 +23,9 @@ class IntervalChoice:
     """What :func:`choose_update_interval` found; printing it shows the table.
 
     Attributes:
-      interval: Smallest interval within the tolerance, or ``None`` if none is.
+      interval: Smallest interval within the tolerance. If there is none, the smallest
+        at which refreshes add no more than the tolerance to steps without a refresh.
+      within_tolerance: Whether a step at this interval is within the tolerance.
       tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
       sgd_seconds: Median time of SGD's step.
       plain_seconds: Median time of Jorge's step without a refresh.
@@ -35,7 +37,8 @@ class IntervalChoice:
       sentence: The result in words.
     """
 
-    interval: int | None
+    interval: int
+    within_tolerance: bool
     tolerance: float
     sgd_seconds: float
     plain_seconds: float
@@ -48,8 +51,7 @@ class IntervalChoice:
     def table(self) -> list[tuple[int, float, float]]:
         """Returns rows of interval, mean seconds per step, and their ratio to SGD's."""
         intervals = {1, 2, 5, 10, 20, 50, 100}
-        if self.interval:
-            intervals |= {max(self.interval - 1, 1), self.interval}
+        intervals |= {max(self.interval - 1, 1), self.interval}
         rows = []
         for k in sorted(intervals):
             extra = max(self.refresh_seconds - self.plain_seconds, 0) / k
@@ -109,7 +111,8 @@ def choose_update_interval(
       tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
       max_seconds: Time after which measuring stops, compilation included. At least
         three rounds are measured.
-      progress: Whether to show a progress bar on the standard error stream.
+      progress: Whether to show a progress bar on the standard error stream, or one
+        line where that stream is not a terminal.
       **options: Other options of :func:`jorge_optax.jorge`, such as ``tiling`` and
         ``precision``.
 
@@ -124,7 +127,7 @@ def choose_update_interval(
       >>> choice = choose_update_interval(
       ...   loss, params, jnp.ones((512, 64)), max_seconds=2, progress=False
       ... )
-      >>> choice.interval is None or choice.interval >= 1
+      >>> choice.interval >= 1
       True
     """
     if make_step is None:
@@ -139,11 +142,18 @@ def choose_update_interval(
     bar = _Bar(max_seconds if progress else None)
     start = time.perf_counter()
 
-    # At an interval of 2 the same compiled step refreshes every other time.
+    # At an interval of 2 the same compiled step refreshes every other time. Staggered
+    # refreshes cost the same on average.
+    options = {**options, "stagger": False}
+    rule = options.get("rule")
+    if getattr(rule, "early_refreshes", 0) and dataclasses.is_dataclass(rule):
+        # They would refresh at each step that is timed.
+        changed: Any = rule
+        options["rule"] = dataclasses.replace(changed, early_refreshes=0)
     every_other = jorge(0.0, momentum, weight_decay, update_interval=2, **options)
     sgd_step, sgd_carry = make_step(optax.sgd(0.0, momentum))
     jorge_step, jorge_carry = make_step(every_other)
-    times = []
+    times, elapsed = [], 0.0
     for round_number in range(10_000):
         sgd_carry, sgd = _timed(sgd_step, sgd_carry)
         jorge_carry, refresh = _timed(jorge_step, jorge_carry)
@@ -155,7 +165,7 @@ def choose_update_interval(
             times.append(((sgd + sgd_again) / 2, plain, refresh))
         if len(times) >= 3 and (elapsed > max_seconds or len(times) >= 200):
             break
-    bar.close()
+    bar.close(elapsed, len(times))
     return _choose(np.array(times), tolerance)
 
 
@@ -180,10 +190,13 @@ def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
     )
     sgd, plain, refresh = (float(value) for value in np.median(times, axis=0))
     percent = f"{tolerance:.0%}"
-    if math.isinf(best):
+    within = not math.isinf(best)
+    if not within:
+        best = max(1, math.ceil(max(refresh - plain, 0) / (tolerance * sgd) - 1e-9))
         sentence = (
             f"No interval brings Jorge within {percent} of SGD: a step without any "
-            f"refresh already takes {plain / sgd:.2f} of SGD's time. Smaller tiles "
+            f"refresh already takes {plain / sgd:.2f} of SGD's time. Refresh every "
+            f"{best} steps: refreshes then add no more than {percent}. Smaller tiles "
             "(Tiling(max_dim=128) or less) cost less at every step, and so do a lower "
             "precision ('high' or 'default', on a GPU) and a larger batch, whose "
             "gradient then takes more of the time."
@@ -196,7 +209,8 @@ def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
             f"{low if low is not None else 'no interval at all'} to {upper}."
         )
     return IntervalChoice(
-        interval=None if math.isinf(best) else int(best),
+        interval=int(best),
+        within_tolerance=within,
         tolerance=tolerance,
         sgd_seconds=sgd,
         plain_seconds=plain,
@@ -230,18 +244,23 @@ def _timed(step: Callable[[Any], Any], carry: Any) -> tuple[Any, float]:
 
 
 class _Bar:
-    """A progress bar on the standard error stream."""
+    """A progress bar on the standard error stream; in a log file, one line."""
 
     def __init__(self, seconds: float | None):
         self.seconds = seconds
+        self.redraws = sys.stderr.isatty()
+        if seconds is not None and not self.redraws:
+            sys.stderr.write(f"choosing the interval, in about {seconds:.0f} s ... ")
+            sys.stderr.flush()
 
     def show(self, elapsed: float) -> None:
-        if self.seconds is not None:
+        if self.seconds is not None and self.redraws:
             share = min(elapsed / self.seconds, 1)
             bar = "#" * round(30 * share)
             sys.stderr.write(f"\rchoosing the interval [{bar:<30}] {elapsed:4.0f} s")
             sys.stderr.flush()
 
-    def close(self) -> None:
+    def close(self, elapsed: float, rounds: int) -> None:
         if self.seconds is not None:
-            sys.stderr.write("\n")
+            done = "" if self.redraws else f"{rounds} rounds in {elapsed:.0f} s"
+            sys.stderr.write(f"{done}\n")

@@ -49,6 +49,7 @@ TABLE = {
             tiling=Tiling(max_dim=4),
             root_dtype="bfloat16",
             precision="high",
+            refresh_precision="highest",
         ),
     ),
     "jorge_at_length_of_adam": (

@@ -14,9 +14,11 @@ from jorge_optax import (
     Sides,
     Whitening,
     _guards,
+    _steps,
     diagnostics,
     jorge,
 )
+from jorge_optax._grafting import rescale_stacks
 from jorge_optax._sides import apply_roots
 from tests.helpers.oracle_cases import CASES, gradients
 from tests.helpers.refresh import guarded_refresh, matmul
@@ -34,6 +36,8 @@ def unguarded(monkeypatch):
 def turn_off(monkeypatch):
     monkeypatch.setattr(_guards, "keep_descent", lambda roots, matrix, made: made)
     monkeypatch.setattr(_guards, "is_lost", lambda product, *_: product != product)
+    plain = functools.partial(rescale_stacks, else_lengths=False)
+    monkeypatch.setattr(_steps, "rescale_stacks", lambda *args, **_: plain(*args))
 
 
 # --- the streams of the issue: gradients of low rank, and a little noise ------------
@@ -209,3 +213,14 @@ def test_without_the_guard_a_lost_root_is_refreshed():
     gradient = jnp.outer(jnp.eye(6)[0], jnp.ones(2))
     root = jnp.eye(6).at[0, 0].set(-0.1)
     assert guarded_refresh(root, gradient)[0, 0] < 0
+
+
+def test_roots_whose_product_overflows_leave_zeros_zero():
+    """Found by optax's own suite, near the end of a run that had converged."""
+    large = jnp.full((1, 2, 2), 4e19, jnp.float32)
+    assert np.isinf(large[0, 0, 0] * large[0, 0, 0])
+    matrix = jnp.asarray([[[0.0, 6e-38], [0.0, 0.0]]], jnp.float32)
+    roots = Sides(large, large)
+    turned = _guards.keep_descent(roots, matrix, -matrix)
+    assert np.isfinite(turned).all()
+    assert (np.sign(turned) == np.sign(matrix)).all()

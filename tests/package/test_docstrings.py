@@ -25,6 +25,7 @@ def test_doctests_pass(module):
 # Results and states, which users do not make.
 WITHOUT_EXAMPLE = {
     "Description",
+    "Diagnostics",
     "GraftState",
     "IntervalChoice",
     "JorgeConfig",
@@ -35,9 +36,12 @@ WITHOUT_EXAMPLE = {
 }
 
 
+PUBLIC = ("lengths", "tuning", "views")
+
+
 def public_objects():
     """Names and objects of the package and of its public submodules."""
-    for module in (jorge_optax, jorge_optax.lengths, jorge_optax.tuning):
+    for module in (jorge_optax, *(getattr(jorge_optax, name) for name in PUBLIC)):
         for name in module.__all__:
             if not isinstance(getattr(module, name), types.ModuleType):
                 yield name, getattr(module, name)
@@ -45,7 +49,7 @@ def public_objects():
 
 def test_public_submodules_are_found():
     modules = {m.__name__ for m in MODULES if "._" not in m.__name__}
-    assert modules == {"jorge_optax.lengths", "jorge_optax.tuning"}
+    assert modules == {f"jorge_optax.{name}" for name in PUBLIC}
     names = {name for name, _ in public_objects()}
     assert {"SGD", "Adam", "choose_update_interval", "jorge", "Rule"} <= names
 

@@ -29,6 +29,7 @@ SEQUENCES = {
     "all the way down": tuple(10.0**k for k in range(36, -38, -6)),
     "with zeros": (0, 1e-30, 0, 1e30),
     "back and forth": (1e-30, 1e9) * 8,
+    "1e-37 without a refresh": (0, 1e-37),  # found by the fuzzer
 }
 STEPS = 16
 SMALLEST = float(jnp.finfo(jnp.float32).tiny)

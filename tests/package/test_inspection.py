@@ -1,6 +1,7 @@
 """describe, state_size and diagnostics: exact, pure, and at home in any tree."""
 
 import json
+import re
 
 import chex
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from jorge_optax import (
     BinomialSeries,
+    Diagnostics,
     MatrixView,
     Tiling,
     Whitening,
@@ -21,6 +23,7 @@ from jorge_optax import (
     lengths,
     scale_by_jorge,
     state_size,
+    views,
 )
 
 
@@ -96,6 +99,116 @@ def test_describe_tells_what_happens_to_each_parameter():
     assert conv[-3:] == [f"{ratio:.1f}", "x", "yes"]
     entries = json.loads(json.dumps(table.to_dict()))
     assert [row["path"] for row in entries["leaves"]] == [*rows]
+
+
+LAYERS = {
+    "embed/embedding": ((50257, 768), "views.without('embed')"),
+    "decoder/table": ((50257, 768), "views.without('table')"),
+    "attention/query/kernel": ((768, 12, 64), "views.transformer"),
+    "attention/query/bias": ((12, 64), "views.transformer"),
+    "dense/lora_a": ((768, 4), "views.without('lora_a')"),
+    "stages/conv/kernel": ((4, 3, 3, 64, 64), "views.scanned('stages')"),
+    "layers/mlp/kernel": ((12, 512, 512), "views.scanned('layers')"),
+    "layers/attention/query": ((12, 768, 12, 64), "views.scanned('layers')"),
+    "experts/up": ((8, 512, 2048), "views.scanned('experts')"),
+    "depthwise/kernel": ((3, 3, 1, 256), "views.without('depthwise')"),
+    # The default fits.
+    "attention/out/kernel": ((12, 64, 768), None),
+    "dense/kernel": ((2048, 1000), None),
+    "conv/kernel": ((3, 3, 64, 128), None),
+    "conv3d/kernel": ((3, 3, 3, 32, 64), None),
+    "conv1d/kernel": ((3, 64, 128), None),
+    "stem/kernel": ((7, 7, 3, 64), None),
+    "head/kernel": ((64, 10), None),
+    "norm/scale": ((64,), None),
+}
+
+
+@pytest.mark.parametrize("path", LAYERS)
+def test_describe_names_the_remedy_where_the_default_does_not_fit(path):
+    shape, remedy = LAYERS[path]
+    table = describe({path: jax.ShapeDtypeStruct(shape, "float32")})
+    if remedy is None:
+        assert table.notes == ()
+        assert " !" not in str(table)
+        return
+    (note,) = table.notes
+    assert note.startswith(f"{path} {shape}: ")
+    assert remedy in note
+    assert f"note: {note}" in str(table)
+    # The remedy is one: with it there is nothing to note.
+    view = {
+        "transformer": lambda: views.transformer,
+        "without": lambda: views.without(note.split("'")[1]),
+        "scanned": lambda: views.scanned(note.split("'")[1], view=views.transformer),
+    }[remedy.removeprefix("views.").split("(")[0]]()
+    struct = {path: jax.ShapeDtypeStruct(shape, "float32")}
+    assert describe(struct, tiling=Tiling(view=view)).notes == ()
+
+
+def test_remedies_leave_healthy_parameters_alone():
+    # "a" is in the path of nearly every parameter, "kernel" in that of two.
+    shapes = {
+        "attention/kernel": (768, 768),
+        "lora/a": (768, 4),
+        "lora/b": (4, 768),
+        "thin/kernel": (4, 768),
+    }
+    structs = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
+    notes = describe(structs).notes
+    lora, thin, together = notes
+    assert lora.startswith("lora/a (768, 4) and 1 more: ")
+    assert "views.without('lora')" in lora
+    assert "views.without('thin')" in thin
+    (text,) = re.findall(r"Tiling\(.*\)", together)
+    tiling = eval(text, {"Tiling": Tiling, "views": views})
+    table = describe(structs, tiling=tiling)
+    assert table.notes == ()
+    assert [leaf.path for leaf in table.leaves if leaf.matrix != "-"] == [
+        "attention/kernel"
+    ]
+    # One that is not the default view is kept.
+    notes = describe(structs, tiling=Tiling(view=views.transformer)).notes
+    assert notes[-1].endswith(
+        "Tiling(view=views.without('lora', 'thin', view=your_view))."
+    )
+
+
+def test_one_view_follows_all_notes():
+    shapes = {path: shape for path, (shape, _) in LAYERS.items()}
+    structs = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
+    notes = describe(structs).notes
+    (text,) = re.findall(r"Tiling\(.*\)", notes[-1])
+    tiling = eval(text, {"Tiling": Tiling, "views": views})
+    table = describe(structs, tiling=tiling)
+    assert table.notes == ()
+    rows = {leaf.path: leaf for leaf in table.leaves}
+    assert rows["attention/query/kernel"].matrix == "768x768"
+    assert rows["layers/mlp/kernel"].matrix == "12 of 512x512"
+    assert rows["layers/attention/query"].matrix == "12 of 768x768"
+    fits = [path for path, (_, remedy) in LAYERS.items() if remedy is None]
+    by_default = {leaf.path: leaf for leaf in describe(structs).leaves}
+    assert all(rows[path] == by_default[path] for path in fits)
+
+
+def test_describe_marks_a_state_that_is_out_of_proportion():
+    shapes = {"lora": (768, 4), "square": (256, 256)}
+    structs = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
+    lines = {
+        line.split()[0]: line for line in str(describe(structs)).splitlines() if line
+    }
+    assert "66.0 x !" in lines["lora"]
+    assert "4.0 x " in lines["square"]
+    assert "!" not in lines["square"]
+
+
+def test_equal_notes_are_one_line():
+    structs = {
+        f"layers/{i}/query": jax.ShapeDtypeStruct((64, 4, 16), "float32")
+        for i in range(3)
+    }
+    (note,) = describe(structs).notes
+    assert note.startswith("layers/0/query (64, 4, 16) and 2 more: attention")
 
 
 def trained(optimizer, steps=12, dead_row=False):
@@ -191,7 +304,7 @@ def test_diagnostics_have_one_number_for_each_tile_of_a_parameter():
     for key in params:
         alone = {key: params[key]}
         _, state = optimizer.update(alone, optimizer.init(alone))
-        expected = diagnostics(state, alone, alone, tiling=tiling)
+        expected = dict(diagnostics(state, alone, alone, tiling=tiling))
         assert expected
         found = {name: report[name] for name in expected}
         chex.assert_trees_all_close(found, expected, rtol=1e-4)
@@ -213,3 +326,75 @@ def test_diagnostics_of_a_state_without_roots_or_without_jorge():
             diagnostics(state, *arguments)
     with pytest.raises(ValueError, match="the optimizer's Tiling"):
         diagnostics(state, params, tiling=Tiling(2))
+
+
+# Verdicts.
+
+
+def report_of(**changes):
+    """A healthy report on one parameter of two tiles, with some numbers changed."""
+    healthy = {"norm": 4.0, "condition": 5.0, "asymmetry": 0.1}
+    healthy |= {"at_risk": 0, "unexcited": 0}
+    numbers = {
+        f"layer/w/{side}/{name}": np.array([value, value])
+        for side in ("left", "right")
+        for name, value in healthy.items()
+    }
+    numbers["layer/w/cosine"] = np.array([0.5, 0.6])
+    for name, value in changes.items():
+        key = f"layer/w/{name}" if name == "cosine" else f"layer/w/right/{name}"
+        numbers[key] = np.array([value, numbers[key][1]])
+    return Diagnostics(numbers)
+
+
+VERDICTS = {
+    "healthy": ({}, "healthy"),
+    "dead": ({"unexcited": 3}, "healthy, with rows that no gradient has excited"),
+    "at risk": ({"at_risk": 1}, "roots at risk of ascent: keep them in float32"),
+    "singular": ({"condition": 1e7}, "roots close to singular: add damping"),
+    "orthogonal": ({"cosine": 0.001}, "direction almost at right angles"),
+    "ascent": ({"cosine": -0.5}, "direction almost at right angles"),
+    "nan": ({"condition": np.nan}, "not finite"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_in_words_for_each_parameter(name):
+    changes, verdict = VERDICTS[name]
+    report = report_of(**changes)
+    assert report.verdicts()["layer/w"].startswith(verdict)
+    text = str(report)
+    assert "1 parameters with roots" in text
+    assert f"1 of 1: {verdict}" in text
+    assert (verdict == "healthy") == (report.verdicts() == {"layer/w": "healthy"})
+
+
+def test_scalars_are_the_ones_to_worry_about():
+    report = report_of(condition=9.0, unexcited=3, cosine=0.2, at_risk=1)
+    assert report.scalars() == {
+        "layer/w/norm": 4.0,
+        "layer/w/condition": 9.0,
+        "layer/w/asymmetry": 0.1,
+        "layer/w/at_risk": 1.0,
+        "layer/w/unexcited": 3.0,
+        "layer/w/cosine": 0.2,
+    }
+    assert json.dumps(report.scalars())
+
+
+def test_roots_that_no_refresh_has_moved_are_said_to_be_so():
+    params, state, _ = trained(jorge(0.1, update_interval=1), dead_row=True)
+    fresh = diagnostics(jorge(0.1).init(params), params)
+    assert fresh.verdicts() == {"w": "roots have barely moved: refresh more often"}
+    moved = diagnostics(state, params).verdicts()["w"]
+    assert moved.startswith("healthy, with rows that no gradient has excited")
+    bare = diagnostics(jorge(0.1).init(params["w"]), params["w"])
+    assert list(bare.verdicts()) == [""]
+
+
+def test_a_report_is_a_tree():
+    report = report_of()
+    doubled = jax.tree.map(lambda x: 2 * x, report)
+    assert isinstance(doubled, Diagnostics)
+    assert doubled.keys() == report.keys()
+    assert doubled["layer/w/cosine"].tolist() == [1.0, 1.2]

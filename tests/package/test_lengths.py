@@ -179,6 +179,26 @@ def test_bad_options_are_refused(options, message):
         lengths.Adam(**options)
 
 
+@pytest.mark.parametrize("kind", [lengths.SGD, lengths.Adam])
+def test_a_scale_stretches_the_steps_of_matrices_alone(kind):
+    plain, stretched = (
+        run(jorge(0.1, 0.9, rule=Whitening(), grafting=kind(scale=scale)))
+        for scale in (1.0, 3.0)
+    )
+    for one, other in zip(plain, stretched, strict=True):
+        tripled = {k: 3 * one[k] if k in ("conv", "dense") else one[k] for k in one}
+        assert_close(other, tripled, 1e-6)
+        assert_differs(assert_close, other, one, tolerance=0.5)
+
+
+def test_a_scale_of_one_adds_no_operation():
+    assert lengths.SGD().factor is None
+    assert lengths.Adam().factor is None
+    for kind in (lengths.SGD, lengths.Adam):
+        with pytest.raises(ValueError, match=f"{kind.__name__}.scale must be positive"):
+            kind(scale=0.0)
+
+
 # --- by shape ------------------------------------------------------------------------
 
 
@@ -229,6 +249,23 @@ def test_by_shape_the_scale_of_the_loss_does_not_matter():
             updates, states[i] = optimizer.update(scaled, states[i])
             both.append({name: updates[name] for name in ("conv", "dense")})
         chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
+def test_by_shape_a_zero_gradient_moves_nothing_and_a_huge_one_descends(rule):
+    optimizer = jorge(1.0, B1, rule=rule, grafting=lengths.Shape())
+    first = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    update = jax.jit(optimizer.update)
+    state = optimizer.init(first)
+    found, state = update(0 * first, state)
+    np.testing.assert_array_equal(found, 0)
+    # The roots may take a gradient of this size out of range.
+    huge = first / np.max(np.abs(first)) * 3e38
+    found, _ = update(huge, state)
+    assert np.sum(np.asarray(found, np.float64) * first) < 0
+    np.testing.assert_allclose(np.linalg.norm(found), 2, rtol=1e-5)
+    # As would steps along ones, which have this length as well.
+    assert np.std(found) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,173 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from jorge_optax import MatrixView, Tiling, default_view, graft, jorge, scale_by_jorge
+from jorge_optax import (
+    BinomialSeries,
+    MatrixView,
+    Tiling,
+    Whitening,
+    default_view,
+    graft,
+    growing_interval_schedule,
+    jorge,
+    lengths,
+    scale_by_jorge,
+)
 from tests.helpers.errors import arrays, differs, every_transformation, saying
 
 NAN, INF = float("nan"), float("inf")
 
 
 # Options, at construction.
+
+RATES: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
+    "None": (None, TypeError, ("must be a number or a schedule", "got None")),
+    "string": ("0.1", TypeError, ("must be a number or a schedule", "got '0.1'")),
+    "negative": (-0.1, ValueError, ("at least 0", "got -0.1", "jorge subtracts")),
+    "nan": (NAN, ValueError, ("must be finite", "got nan")),
+    "infinite": (INF, ValueError, ("must be finite", "got inf")),
+    "bool": (True, TypeError, ("must be a number or a schedule", "got True")),
+    "transformation": (
+        optax.sgd(0.1),
+        TypeError,
+        ("got an optax transformation", "Pass the arguments that it was made with"),
+    ),
+    "factory": (optax.sgd, TypeError, ("a function of the step", "one number")),
+    "list": ([0.1], TypeError, ("must be a number or a schedule", "got [0.1]")),
+    "negative schedule": (
+        optax.constant_schedule(-0.1),
+        ValueError,
+        ("at least 0", "got -0.1 at step 0 of its schedule"),
+    ),
+    "schedule of vectors": (
+        lambda step: jnp.ones(3),
+        TypeError,
+        ("a function of the step", "one number", "(3,)"),
+    ),
+    "mask": (
+        lambda path, shape: 0.1,
+        TypeError,
+        ("a function of the step", "calling it with step 0 failed"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_learning_rate_must_be_a_number_or_a_schedule(name):
+    rate, error, parts = RATES[name]
+    with pytest.raises(error, match=saying("learning_rate", *parts)):
+        jorge(rate)
+
+
+INTERVALS = {
+    "learning rate": (optax.cosine_decay_schedule(0.1, 90), "got 0.1 at step 0"),
+    "warm-up": (optax.linear_schedule(0.0, 0.1, 90), "got 0 at step 0"),
+    "zero": (lambda step: 0, "got 0 at step 0"),
+    "zero later": (optax.linear_schedule(10, 0, 900), "got 0 at step 1000"),
+    "nan": (lambda step: NAN, "got nan at step 0"),
+}
+
+
+@every_transformation
+@pytest.mark.parametrize("name", INTERVALS)
+def test_a_schedule_of_intervals_must_be_one(make, name):
+    schedule, found = INTERVALS[name]
+    message = saying(
+        "update_interval must be at least 1 at every step",
+        found,
+        "is not a learning-rate schedule",
+        "growing_interval_schedule(50)",
+    )
+    with pytest.raises(ValueError, match=message):
+        make(update_interval=schedule)
+
+
+@pytest.mark.parametrize("option", ["momentum", "weight_decay", "eps", "damping"])
+def test_options_without_schedules_name_the_way_to_schedule_them(option):
+    schedule = optax.linear_schedule(0.5, 0.9, 10)
+    message = saying(
+        f"{option} must be a number, got a function",
+        f"optax.inject_hyperparams(jorge)(..., {option}=schedule)",
+    )
+    with pytest.raises(TypeError, match=message):
+        jorge(0.1, **{option: schedule})
+    optax.inject_hyperparams(jorge)(0.1, **{option: schedule}).init(arrays(w=(3, 2)))
+
+
+RULES = {
+    "a class": (Whitening, "got the class Whitening: write rule=Whitening()"),
+    "the paper's": (BinomialSeries, "write rule=BinomialSeries()"),
+    "a name": ("whitening", "got 'whitening': write rule=Whitening()"),
+    "an old name": ("composite", "got 'composite': write rule=Whitening(), which"),
+    "a length": (lengths.SGD(), "got SGD(scale=1.0)"),
+}
+
+
+@every_transformation
+@pytest.mark.parametrize("name", RULES)
+def test_rule_must_be_an_instance(make, name):
+    rule, found = RULES[name]
+    message = saying("rule must be BinomialSeries()", "Whitening()", "None", found)
+    with pytest.raises(TypeError, match=message):
+        make(rule=rule)
+
+
+MASKS = {
+    "a string": ("kernel", "got 'kernel'"),
+    "a scalar": (True, "got True"),
+    "an array": (jnp.asarray(False), "got Array(False"),
+    "strings": ({"w": "kernel"}, "got 'kernel' at ['w']"),
+    "numbers": ({"w": 0.5}, "got 0.5 at ['w']"),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_mask_must_be_a_tree_or_a_function(name, weight_decay):
+    mask, found = MASKS[name]
+    message = saying(
+        "weight_decay_mask must be a tree of booleans like the parameters, or a "
+        "function of the parameters that returns one",
+        found,
+        "lambda params: jax.tree.map(lambda p: p.ndim > 1, params)",
+    )
+    with pytest.raises(TypeError, match=message):
+        jorge(0.1, weight_decay=weight_decay, weight_decay_mask=mask)
+
+
+def matrices(params):
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_a_mask_of_another_tree_is_named(as_function):
+    def make(mask):
+        given = (lambda params: mask) if as_function else mask
+        return jorge(0.1, weight_decay=0.1, weight_decay_mask=given)
+
+    params = arrays(w=(3, 2), b=(2,))
+    message = saying("weight_decay_mask must be", "Its tree differs from theirs")
+    with pytest.raises(ValueError, match=message):
+        make({"w": True}).init(params)
+    make({"w": True, "b": False}).init(params)
+
+
+def test_an_injected_mask_is_not_taken_for_a_schedule():
+    """inject_hyperparams calls the mask with the step, which gives False."""
+    params = arrays(w=(3, 2), b=(2,))
+    options = {"weight_decay": 0.5, "weight_decay_mask": matrices}
+    message = saying("weight_decay_mask must be", "static_args=('weight_decay_mask',)")
+    with pytest.raises(TypeError, match=message):
+        optax.inject_hyperparams(jorge)(0.1, **options).init(params)
+    inject = optax.inject_hyperparams(jorge, static_args=("weight_decay_mask",))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    plain, injected = (
+        tx.update(zeros, tx.init(params), params)[0]
+        for tx in (jorge(0.1, **options), inject(0.1, **options))
+    )
+    chex.assert_trees_all_close(plain, injected)
+    chex.assert_trees_all_close(plain, {"w": -0.05 * params["w"], "b": zeros["b"]})
+    differs(plain, zeros)
 
 
 @every_transformation
@@ -167,6 +327,19 @@ def test_grafting_must_be_known(grafting):
             f"got {grafting!r}",
         ),
     ):
+        jorge(0.1, grafting=grafting)
+
+
+@pytest.mark.parametrize(
+    ("grafting", "remedy"),
+    [
+        ("adam", "write grafting=lengths.Adam()"),
+        ("SGD", "write grafting=lengths.SGD()"),
+        (lengths.Shape, "write grafting=lengths.Shape()"),
+    ],
+)
+def test_what_grafting_was_meant_is_said(grafting, remedy):
+    with pytest.raises(ValueError, match=saying("grafting must be", remedy)):
         jorge(0.1, grafting=grafting)
 
 
@@ -352,6 +525,11 @@ def test_values_at_the_edge_of_the_allowed_pass():
         {"update_interval": 1},
         {"update_interval": 3.0},
         {"update_interval": lambda count: 2.0},
+        {"update_interval": growing_interval_schedule(50)},
+        {"learning_rate": 0},
+        {"learning_rate": lambda count: 0.1 / (1 + count)},
+        {"learning_rate": jnp.float32(0.1)},
+        {"weight_decay": 0.1, "weight_decay_mask": {"w": jnp.asarray(True)}},
         {"damping": 0},
         {"weight_decay": 0},
         {"root_dtype": "bfloat16"},
@@ -361,7 +539,20 @@ def test_values_at_the_edge_of_the_allowed_pass():
         {"tiling": Tiling(1)},
         {"grafting": optax.identity()},
     ):
-        jorge(0.1, **options).init(params)
+        jorge(**{"learning_rate": 0.1, **options}).init(params)
+
+
+def test_schedules_over_traced_values_pass():
+    def train(rate):
+        optimizer = jorge(lambda count: rate / (1 + count), update_interval=interval)
+        return optimizer.update(params, optimizer.init(params))[0]
+
+    def interval(count):
+        return jnp.where(count < 2, 1, 3)
+
+    params = arrays(w=(3, 2))
+    chex.assert_trees_all_close(jax.jit(train)(0.1), train(0.1))
+    differs(jax.jit(train)(0.2), train(0.1))
 
 
 def test_traced_values_pass():

@@ -1,5 +1,6 @@
 """The choice of the interval, on given times and on real steps."""
 
+import io
 import json
 import time
 
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax import Tiling
-from jorge_optax.tuning import _choose, choose_update_interval
+from jorge_optax import Tiling, Whitening, jorge, tuning
+from jorge_optax.tuning import _Bar, _choose, choose_update_interval
 
 
 def times(sgd, plain, refresh, noise=0.0, rounds=50, seed=0):
@@ -55,11 +56,16 @@ def test_outliers_do_not_matter():
 
 def test_no_interval_suffices_and_it_says_what_would_help():
     choice = _choose(times(1.0, 1.3, 2.0), 0.1)
-    assert choice.interval is None
+    assert not choice.within_tolerance
+    assert choice.interval == 7  # 0.7 / 7 = 0.1 of SGD's time
+    assert "Refresh every 7 steps" in choice.sentence
+    assert "every 7" in str(choice)
     assert choice.high is None
     for help_ in ("max_dim", "precision", "1.30", "larger batch"):
         assert help_ in choice.sentence
-    assert _choose(times(1.0, 1.3, 2.0), 0.5).interval == 4
+    wider = _choose(times(1.0, 1.3, 2.0), 0.5)
+    assert wider.interval == 4
+    assert wider.within_tolerance
     assert json.dumps(choice.to_dict())
 
 
@@ -77,7 +83,22 @@ def test_measures_a_loss_within_its_time_and_shows_a_bar(capsys):
     assert choice.rounds >= 3
     assert 0 < choice.sgd_seconds < 1
     assert choice.refresh_seconds > 0
-    assert "choosing the interval" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("choosing the interval, in about 4 s ... ")
+    assert error.endswith(f"{choice.rounds} rounds in {error.split()[-2]} s\n")
+    assert error.count("\n") == 1
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    bar = _Bar(60.0)
+    bar.show(30.0)
+    bar.close(60.0, 9)
+    assert terminal.getvalue() == (
+        "\rchoosing the interval [###############               ]   30 s\n"
+    )
 
 
 def test_measures_the_users_own_step_in_turn(capsys):
@@ -100,7 +121,7 @@ def test_measures_the_users_own_step_in_turn(capsys):
     choice = choose_update_interval(make_step=make_step, max_seconds=1, progress=False)
     assert calls[:4] == ["sgd", "refresh", "sgd", "plain"]
     assert choice.refresh_seconds / choice.sgd_seconds == pytest.approx(2, rel=0.2)
-    assert choice.interval is None or 4 <= choice.interval
+    assert choice.interval >= 4
     assert capsys.readouterr().err == ""
 
 
@@ -118,3 +139,21 @@ def test_wrong_input():
         choose_update_interval()
     with pytest.raises(ValueError, match="tolerance must be positive"):
         choose_update_interval(loss, {"w": jnp.ones((2, 2))}, tolerance=0)
+
+
+def test_early_refreshes_are_not_taken_for_plain_steps(monkeypatch):
+    rules = []
+
+    def recorded(*args, rule, **options):
+        rules.append(rule)
+        return jorge(*args, rule=rule, **options)
+
+    monkeypatch.setattr(tuning, "jorge", recorded)
+    tuning.choose_update_interval(
+        lambda params: jnp.sum(params["w"] ** 2),
+        {"w": jnp.ones((4, 4))},
+        rule=Whitening(beta2=0.8),
+        max_seconds=0,
+        progress=False,
+    )
+    assert rules == [Whitening(beta2=0.8, early_refreshes=0)]
