@@ -21,7 +21,7 @@ def lowered(update, *structs):
 
 
 @pytest.mark.parametrize("platform_params", ["float32", "bfloat16"])
-def test_resnet50_update_has_matmuls_and_one_conditional_only(platform_params):
+def test_resnet50_update_has_matmuls_and_two_conditionals_only(platform_params):
     params = shapes.resnet(50, dtype=jnp.dtype(platform_params))
     optimizer = jorge(0.1, 0.9, 1e-3)
     state = jax.eval_shape(optimizer.init, params)
@@ -30,7 +30,8 @@ def test_resnet50_update_has_matmuls_and_one_conditional_only(platform_params):
     assert not LOOP.findall(text)
     assert "dot_general" in text
     traced = jax.make_jaxpr(optimizer.update)(params, state, params)
-    assert count_products(traced.jaxpr).conditionals == 1
+    # One refreshes; a GPU's one repairs numbers out of range.
+    assert count_products(traced.jaxpr).conditionals == 2
 
 
 def test_the_search_finds_what_it_looks_for():
@@ -67,7 +68,7 @@ def test_an_update_begins_when_all_gradients_are_there(optimizer):
     params = {"w": jax.ShapeDtypeStruct((6, 5), "float32"), "b": jnp.zeros(5)}
     name, taken, given = first_to_use(optimizer, params)
     assert name == "optimization_barrier"
-    assert taken == given > 2
+    assert taken == given - len(params) > 2  # parameters are there before
     assert first_to_use(optax.sgd(0.1), params)[0] != "optimization_barrier"
 
 
