@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from examples.segmentation.coco_format import rasterize, read_instances
 from examples.shared import images
+from examples.shared.coco_folder import CocoFolder, require
 from examples.shared.data import IGNORE, Data, Example
 
 # COCO's ids of Pascal VOC's categories, in the order of the classes; 0 is background.
@@ -39,68 +39,36 @@ class CocoMasks:
           minimum_area: Images are kept that have more annotated pixels of these
             categories, crowds included, as in torchvision's reference.
         """
-        self._json = folder / "annotations" / f"instances_{name}.json"
-        self._folder = folder / name
+        self._coco = CocoFolder(folder, name)
         classes = {category: number for number, category in enumerate(categories)}
-        pictures, annotations = read_instances(self._json, _remedy(self._json))
         areas = collections.Counter()
         self._instances = collections.defaultdict(list)
-        for annotation in annotations:
+        for annotation in self._coco.annotations:
             if annotation.category in classes:
                 areas[annotation.picture] += annotation.area
                 number = classes[annotation.category]
                 self._instances[annotation.picture].append((number, annotation))
-        self._pictures = [
-            (key, *picture)
-            for key, picture in sorted(pictures.items())
-            if areas[key] > minimum_area
-        ]
-        if not self._pictures:
+        self._keys = [k for k in sorted(self._coco.pictures) if areas[k] > minimum_area]
+        if not self._keys:
             raise ValueError(
-                f"{self._json} leaves no image with more than {minimum_area} annotated "
-                "pixels of the categories asked for."
+                f"{self._coco.json} leaves no image with more than {minimum_area} "
+                "annotated pixels of the categories asked for."
             )
-        self._check_files()
-
-    def _check_files(self) -> None:
-        if not self._folder.is_dir():
-            raise FileNotFoundError(f"{self._folder} is missing: {_remedy(self._json)}")
-        present = {entry.name for entry in os.scandir(self._folder)}
-        for _, name, _, _ in self._pictures:
-            if name not in present:
-                raise FileNotFoundError(
-                    f"{self._folder / name} is missing, which {self._json} lists: "
-                    "unpack the images again."
-                )
+        self._coco.check_files(self._keys)
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._keys)
 
     def __getitem__(self, index: int) -> Example:
-        key, name, height, width = self._pictures[index]
-        image = images.decode(self._folder / name, (height, width), self._json)
-        label = np.zeros((height, width), np.int32)
-        covered = np.zeros((height, width), np.int32)
+        key = self._keys[index]
+        image = self._coco.image(key)
+        label = np.zeros(image.shape[:2], np.int32)
+        covered = np.zeros(image.shape[:2], np.int32)
         for number, annotation in self._instances[key]:
-            try:
-                mask = rasterize(annotation.segmentation, height, width)
-            except ImportError:
-                raise
-            except Exception as error:  # pycocotools raises just that
-                raise ValueError(
-                    f"{self._json} has a segmentation of image {key} that cannot be "
-                    f"read ({annotation.name}: {error}): fetch it again."
-                ) from error
+            mask = self._coco.mask(annotation)
             np.maximum(label, number, out=label, where=mask)
             covered += mask
         return {"image": image, "label": np.where(covered > 1, IGNORE, label)}
-
-
-def _remedy(path: pathlib.Path) -> str:
-    return (
-        f"unpack COCO 2017 (https://cocodataset.org) in {path.parents[1]}, so that it "
-        "has annotations/, train2017/ and val2017/."
-    )
 
 
 def load(
@@ -116,11 +84,7 @@ def load(
     less, and pads to a square of 800, because the compiled program has one shape.
     Padding has the label -1.
     """
-    if folder is None:
-        raise FileNotFoundError(
-            "COCO needs the folder that has annotations/, train2017/ and val2017/."
-        )
-    folder = pathlib.Path(folder)
+    folder = require(folder)
     base, evaluated = round(image_size * 13 / 12), round(image_size * 5 / 3)
 
     def augment(example: Example, rng: np.random.Generator) -> Example:

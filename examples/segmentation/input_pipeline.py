@@ -4,12 +4,10 @@ import os
 
 import numpy as np
 
-from examples.segmentation import coco, scenes
-from examples.shared import images
+from examples.segmentation import coco
+from examples.shared import images, scenes
 from examples.shared.data import Data, Example
 
-SCENES_MEAN = np.full(3, 90, np.float32)
-SCENES_STD = np.full(3, 56, np.float32)
 TRAIN_SCENES = 4000
 TEST_SCENES = 400
 
@@ -56,7 +54,7 @@ def load_scenes(
     """
 
     def prepare(example: Example) -> Example:
-        image = images.normalize(example["image"], SCENES_MEAN, SCENES_STD)
+        image = images.normalize(example["image"], scenes.MEAN, scenes.STD)
         return {"image": image, "label": example["label"]}
 
     def augment(example: Example, rng: np.random.Generator) -> Example:

@@ -1,7 +1,7 @@
 """Semantic segmentation with DeepLabv3: SGD, AdamW, Shampoo or Jorge.
 
-python -m examples.segmentation.main                        Jorge on scenes, offline
-python -m examples.segmentation.main --compare sgd jorge    both, one table, one plot
+python -m examples.segmentation.main                                 Jorge on scenes
+python -m examples.segmentation.main --compare sgd jorge-whitening   a table, a plot
 """
 
 from examples.segmentation import configs, train

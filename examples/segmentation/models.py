@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from examples.shared import models
 from examples.shared.resnet import (
     BasicBlock,
     Bottleneck,
@@ -209,8 +210,12 @@ def make_model(
     aux: bool = True,
 ) -> DeepLabV3:
     """Returns the model of that name; see `DeepLabV3` for its inputs and outputs."""
-    if name not in MODELS:
-        raise ValueError(f"No model is called {name!r}; there are {', '.join(MODELS)}.")
-    return MODELS[name](
-        classes=classes, in_channels=in_channels, dtype=dtype, rngs=rngs, aux=aux
+    return models.make(
+        MODELS,
+        name,
+        classes=classes,
+        in_channels=in_channels,
+        dtype=dtype,
+        rngs=rngs,
+        aux=aux,
     )

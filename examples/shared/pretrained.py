@@ -1,4 +1,4 @@
-"""Weights of torchvision's ResNets and DeepLabv3, converted to the models here.
+"""Weights of torchvision's models, converted to the models here.
 
 Two lines of torch write such a file, for any model of torchvision with these names:
 
@@ -10,9 +10,13 @@ and `load_torchvision(make_model("resnet50", ...), "resnet50.safetensors")` read
 
 Each array goes to the layer of its name. Kernels change layout: (out, in, height,
 width) to (height, width, in, out) in convolutions, (out, in) to (in, out) in `fc`.
+
+Names of Mask R-CNN are those of today's torchvision. Its published files have older
+names, which torchvision changes when it loads them: write `model.state_dict()`.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 import jax.numpy as jnp
@@ -35,6 +39,16 @@ HEADS = {
     "aux_classifier.logits.": "aux_classifier.4.",
 }
 PAIRS = {".conv.": ".0.", ".bn.": ".1."}
+# Mask R-CNN's names, after that; again the first that fits counts.
+PATTERNS = {
+    r"^(backbone\.fpn\.(?:inner|layer)_blocks\.\d+)\.": r"\1.0.",
+    r"^rpn\.hidden\.": "rpn.head.conv.0.0.",
+    r"^rpn\.": "rpn.head.",
+    r"^box_head\.(fc[67])\.": r"roi_heads.box_head.\1.",
+    r"^box_head\.": "roi_heads.box_predictor.",
+    r"^mask_head\.convs\.(\d+)\.": r"roi_heads.mask_head.\1.0.",
+    r"^mask_head\.": "roi_heads.mask_predictor.",
+}
 LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -55,7 +69,7 @@ def load_torchvision(
     """Sets the parameters and batch statistics of `model` to those of a file.
 
     Args:
-        model: a `ResNet` or `DeepLabV3`.
+        model: a `ResNet`, `DeepLabV3` or `MaskRCNN`.
         path: a .safetensors or .npz file with torchvision's names.
         prefix: only names that start with it are read; it is removed from them.
         skip: names that start with one of these are not read, and those of the model
@@ -100,7 +114,8 @@ def torch_name(keys: Iterable[str | int]) -> str:
         name = HEADS[head] + name.removeprefix(head)
     for ours, theirs in PAIRS.items():
         name = name.replace(ours, theirs)
-    return name
+    pattern = next((pattern for pattern in PATTERNS if re.match(pattern, name)), None)
+    return name if pattern is None else re.sub(pattern, PATTERNS[pattern], name)
 
 
 def to_jax_layout(array: np.ndarray) -> np.ndarray:

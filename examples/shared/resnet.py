@@ -9,9 +9,9 @@ the running variances differ by that factor only.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +98,27 @@ def _as_they_are(arrays: tuple, *, dtype: DTypeLike) -> tuple:
     return arrays
 
 
+class FrozenNorm(nnx.Module):
+    """A batch norm of a trained model: statistics, scale and bias are constants."""
+
+    def __init__(self, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        del rngs
+        self.dtype = dtype
+        self.scale = nnx.BatchStat(jnp.ones(width))
+        self.bias = nnx.BatchStat(jnp.zeros(width))
+        self.mean = nnx.BatchStat(jnp.zeros(width))
+        self.var = nnx.BatchStat(jnp.ones(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        factor = self.scale[...] * jax.lax.rsqrt(self.var[...] + 1e-5)
+        shift = self.bias[...] - self.mean[...] * factor
+        y = x * factor[None, None, None] + shift[None, None, None]
+        return y.astype(self.dtype)
+
+
+MakeNorm = Callable[..., nnx.Module]  # of width, dtype and rngs
+
+
 class ConvNorm(nnx.Module):
     """A convolution and its batch norm."""
 
@@ -110,6 +131,7 @@ class ConvNorm(nnx.Module):
         dilation: int = 1,
         *,
         kernel_init: nnx.Initializer = he_normal,
+        norm: MakeNorm = make_norm,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
@@ -123,7 +145,7 @@ class ConvNorm(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        self.bn = make_norm(outputs, dtype=dtype, rngs=rngs)
+        self.bn = norm(outputs, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.bn(self.conv(x))
@@ -141,16 +163,18 @@ class BasicBlock(nnx.Module):
         stride: int,
         dilation: int,
         *,
+        norm: MakeNorm = make_norm,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
+        options = {"norm": norm, "dtype": dtype, "rngs": rngs}
         conv = partial(make_conv, dtype=dtype, rngs=rngs)
-        norm = partial(make_norm, dtype=dtype, rngs=rngs)
+        norm = partial(norm, dtype=dtype, rngs=rngs)
         self.conv1 = conv(inputs, width, 3, stride, dilation)
         self.bn1 = norm(width)
         self.conv2 = conv(width, width, 3, 1, dilation)
         self.bn2 = norm(width)
-        self.downsample = make_shortcut(inputs, width, stride, dtype=dtype, rngs=rngs)
+        self.downsample = make_shortcut(inputs, width, stride, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nnx.relu(self.bn1(self.conv1(x)))
@@ -170,11 +194,13 @@ class Bottleneck(nnx.Module):
         stride: int,
         dilation: int,
         *,
+        norm: MakeNorm = make_norm,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
+        options = {"norm": norm, "dtype": dtype, "rngs": rngs}
         conv = partial(make_conv, dtype=dtype, rngs=rngs)
-        norm = partial(make_norm, dtype=dtype, rngs=rngs)
+        norm = partial(norm, dtype=dtype, rngs=rngs)
         outputs = self.expansion * width
         self.conv1 = conv(inputs, width, 1)
         self.bn1 = norm(width)
@@ -182,7 +208,7 @@ class Bottleneck(nnx.Module):
         self.bn2 = norm(width)
         self.conv3 = conv(width, outputs, 1)
         self.bn3 = norm(outputs)
-        self.downsample = make_shortcut(inputs, outputs, stride, dtype=dtype, rngs=rngs)
+        self.downsample = make_shortcut(inputs, outputs, stride, **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nnx.relu(self.bn1(self.conv1(x)))
@@ -192,12 +218,12 @@ class Bottleneck(nnx.Module):
 
 
 def make_shortcut(
-    inputs: int, outputs: int, stride: int, *, dtype: DTypeLike, rngs: nnx.Rngs
+    inputs: int, outputs: int, stride: int, **options: Any
 ) -> ConvNorm | None:
     """Returns a 1x1 projection where the block changes the shape, else None."""
     if inputs == outputs and stride == 1:
         return None
-    return ConvNorm(inputs, outputs, 1, stride, dtype=dtype, rngs=rngs)
+    return ConvNorm(inputs, outputs, 1, stride, **options)
 
 
 class ResNet(nnx.Module):
@@ -214,6 +240,9 @@ class ResNet(nnx.Module):
         replace_stride_with_dilation: for each stage after the first, whether it keeps
             the resolution and dilates its kernels instead. The first block of such a
             stage has the dilation of the stage before, as in torchvision.
+        norm: makes the norm layers; `FrozenNorm` for a pretrained backbone.
+        frozen_stages: how many stages have no gradient, nor has the stem if any has
+            none.
         dtype: of the computation.
         rngs: for the initial parameters.
     """
@@ -228,24 +257,28 @@ class ResNet(nnx.Module):
         stem: Stem = "imagenet",
         in_channels: int = 3,
         replace_stride_with_dilation: Sequence[bool] | None = None,
+        norm: MakeNorm = make_norm,
+        frozen_stages: int = 0,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         options = {"dtype": dtype, "rngs": rngs}
         self.stem = stem
         self.conv1 = make_conv(in_channels, widths[0], *STEMS[stem], **options)
-        self.bn1 = make_norm(widths[0], **options)
+        self.bn1 = norm(widths[0], **options)
         self.stages = len(depths)
+        self.frozen_stages = frozen_stages
+        make_block = partial(block, norm=norm, **options)
         dilated = replace_stride_with_dilation or (False,) * (self.stages - 1)
         inputs, dilation = widths[0], 1
         for index in range(self.stages):
             stride, first_dilation = min(index + 1, 2), dilation
             if index > 0 and dilated[index - 1]:
                 stride, dilation = 1, dilation * stride
-            blocks = [block(inputs, widths[index], stride, first_dilation, **options)]
+            blocks = [make_block(inputs, widths[index], stride, first_dilation)]
             inputs = widths[index] * block.expansion
             for _ in range(depths[index] - 1):
-                blocks.append(block(inputs, widths[index], 1, dilation, **options))
+                blocks.append(make_block(inputs, widths[index], 1, dilation))
             setattr(self, f"layer{index + 1}", nnx.List(blocks))
         if classes is not None:
             self.fc = nnx.Linear(
@@ -265,6 +298,8 @@ class ResNet(nnx.Module):
         for index in range(self.stages):
             for block in getattr(self, f"layer{index + 1}"):
                 x = block(x)
+            if index < self.frozen_stages:
+                x = jax.lax.stop_gradient(x)
             outputs.append(x)
         return outputs
 

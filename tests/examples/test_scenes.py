@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from examples.segmentation import input_pipeline
-from examples.segmentation.scenes import Scenes, bounding_box
 from examples.shared import digits
 from examples.shared.data import eval_batches, train_batches
+from examples.shared.scenes import Scenes, bounding_box
 
 
 def same(one, other):

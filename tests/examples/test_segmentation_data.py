@@ -1,6 +1,5 @@
 """COCO for segmentation: its format, written and read."""
 
-import json
 import sys
 
 import numpy as np
@@ -10,12 +9,14 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from examples.segmentation import coco, input_pipeline
-from examples.segmentation.scenes import (
+from examples.shared.coco_format import rasterize
+from examples.shared.data import eval_batches, train_batches
+from examples.shared.scenes import (
     Scenes,
     run_lengths,
     write_coco,
 )
-from examples.shared.data import eval_batches, train_batches
+from tests.examples.coco_files import picture, square, write_split
 
 # pycocotools 2.0 under NumPy 2.
 pytestmark = pytest.mark.filterwarnings(
@@ -110,12 +111,6 @@ def test_coco_is_loaded_as_a_data_set(written):
 # Annotations made by hand: an image 60 wide and 50 high.
 
 
-def square(left, top, side):
-    """A polygon around side x side pixels."""
-    right, bottom = left + side, top + side
-    return [[left, top, right, top, right, bottom, left, bottom]]
-
-
 def annotation(segmentation, category=1, *, image=7, area=0, crowd=0):
     return {
         "image_id": image,
@@ -126,23 +121,12 @@ def annotation(segmentation, category=1, *, image=7, area=0, crowd=0):
     }
 
 
-def picture(key=7):
-    return {"id": key, "file_name": f"{key:012}.jpg", "height": 50, "width": 60}
-
-
 @pytest.fixture
 def make_split(tmp_path):
     """Writes annotations and gray images in COCO's layout and opens them."""
 
     def make(annotations, pictures=None, **options):
-        pictures = [picture()] if pictures is None else pictures
-        for folder in ("annotations", "val2017"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-        for entry in pictures:
-            path = tmp_path / "val2017" / entry["file_name"]
-            Image.new("RGB", (60, 50), "gray").save(path)
-        path = tmp_path / "annotations" / "instances_val2017.json"
-        path.write_text(json.dumps({"images": pictures, "annotations": annotations}))
+        write_split(tmp_path, annotations, pictures)
         return coco.CocoMasks(tmp_path, "val2017", **options)
 
     return make
@@ -326,4 +310,4 @@ def test_images_that_are_missing_or_broken_are_named(make_split, tmp_path):
 def test_without_pycocotools_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     with pytest.raises(ImportError, match="pip install pycocotools"):
-        coco.rasterize(square(0, 0, 20), 50, 60)
+        rasterize(square(0, 0, 20), 50, 60)

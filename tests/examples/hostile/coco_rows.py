@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask as pycocotools_mask
 
 from examples.segmentation.coco import CocoMasks
-from examples.segmentation.coco_format import rasterize
+from examples.shared.coco_format import rasterize
 from tests.examples.hostile.row import Make, Row, after, no_files, write
 
 JSON = "annotations/instances_val2017.json"

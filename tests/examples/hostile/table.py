@@ -8,6 +8,8 @@ from tests.examples.hostile.row import Row, write
 
 FAMILIES = (coco_rows, data_rows, weights_rows, run_rows)
 ROWS = {row.name: row for family in FAMILIES for row in family.ROWS}
+HOSTILE = [name for name, row in ROWS.items() if row.fragments]
+CONTROLS = [name for name, row in ROWS.items() if not row.fragments]
 
 
 def allocate(folder: pathlib.Path) -> Any:

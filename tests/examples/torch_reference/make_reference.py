@@ -1,4 +1,4 @@
-"""Writes what torch computes with ResNet and DeepLabv3, for test_torch_forward.py.
+"""Writes what torch computes with the examples' models, for test_torch_*.py.
 
 The models are written here once more, in torch alone and with torchvision's names in
 their state dicts. Weights and running statistics are random. A file holds the state
@@ -9,6 +9,7 @@ dict (names with "state." before them), images, and outputs in evaluation and tr
 """
 
 import argparse
+import collections
 import pathlib
 
 import numpy as np
@@ -16,7 +17,9 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import nn  # pyright: ignore[reportMissingImports]
 from torch.nn.functional import (  # pyright: ignore[reportMissingImports]
     interpolate,
+    pad,
     relu,
+    smooth_l1_loss,
 )
 
 
@@ -159,6 +162,114 @@ class DeepLabV3(nn.Module):
         }
 
 
+class Pyramid(nn.Module):
+    def __init__(self, inputs, width):
+        super().__init__()
+        self.inner_blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(i, width, 1)) for i in inputs
+        )
+        self.layer_blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 3, padding=1)) for _ in inputs
+        )
+
+    def forward(self, features):
+        above = self.inner_blocks[-1](features[-1])
+        levels = [self.layer_blocks[-1](above)]
+        for index in (2, 1, 0):
+            inner = self.inner_blocks[index](features[index])
+            above = inner + interpolate(above, inner.shape[-2:], mode="nearest")
+            levels.insert(0, self.layer_blocks[index](above))
+        return [*levels, nn.functional.max_pool2d(levels[-1], 1, 2)]
+
+
+def conv_relu(width):
+    return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+
+
+class MaskRCNN(nn.Module):
+    """The layers alone; the heads see a corner of the first level for a box.
+
+    In evaluation, a batch norm is torchvision's frozen one.
+    """
+
+    def __init__(self, block, depths, widths, classes, width, hidden):
+        super().__init__()
+        self.backbone = nn.Module()
+        self.backbone.body = ResNet(block, depths, widths, None)
+        inputs = [block.expansion * w for w in widths]
+        self.backbone.fpn = Pyramid(inputs, width)
+        self.rpn = nn.Module()
+        self.rpn.head = nn.Module()
+        self.rpn.head.conv = nn.Sequential(conv_relu(width))
+        self.rpn.head.cls_logits = nn.Conv2d(width, 3, 1)
+        self.rpn.head.bbox_pred = nn.Conv2d(width, 12, 1)
+        self.roi_heads = heads = nn.Module()
+        heads.box_head = nn.Module()
+        heads.box_head.fc6 = nn.Linear(49 * width, hidden)
+        heads.box_head.fc7 = nn.Linear(hidden, hidden)
+        heads.box_predictor = nn.Module()
+        heads.box_predictor.cls_score = nn.Linear(hidden, classes)
+        heads.box_predictor.bbox_pred = nn.Linear(hidden, 4 * classes)
+        heads.mask_head = nn.Sequential(*(conv_relu(width) for _ in range(4)))
+        heads.mask_predictor = nn.Sequential(
+            collections.OrderedDict(
+                conv5_mask=nn.ConvTranspose2d(width, width, 2, 2),
+                relu=nn.ReLU(),
+                mask_fcn_logits=nn.Conv2d(width, classes, 1),
+            )
+        )
+
+    def forward(self, x):
+        body, heads = self.backbone.body, self.roi_heads
+        features = [body.layer1(body.maxpool(relu(body.bn1(body.conv1(x)))))]
+        for layer in (body.layer2, body.layer3, body.layer4):
+            features.append(layer(features[-1]))
+        levels = self.backbone.fpn(features)
+        outputs = {f"level{index}": level for index, level in enumerate(levels)}
+        for index, level in enumerate(levels):
+            hidden = self.rpn.head.conv(level)
+            codes = self.rpn.head.bbox_pred(hidden)
+            n, _, rows, columns = codes.shape
+            codes = codes.view(n, 3, 4, rows, columns).permute(0, 3, 4, 1, 2)
+            outputs[f"codes{index}"] = codes.reshape(n, -1, 4)
+            outputs[f"logits{index}"] = self.rpn.head.cls_logits(hidden)
+        pooled = relu(heads.box_head.fc6(levels[0][:, :, :7, :7].flatten(1)))
+        pooled = relu(heads.box_head.fc7(pooled))
+        outputs["classes"] = heads.box_predictor.cls_score(pooled)
+        outputs["boxes"] = heads.box_predictor.bbox_pred(pooled)
+        masks = heads.mask_head(levels[0][:, :, :14, :14])
+        outputs["masks"] = heads.mask_predictor(masks)
+        return outputs
+
+
+def detection_operations():
+    """What torch alone computes of a detector's operations."""
+    generator = torch.Generator().manual_seed(0)
+    one, other = torch.randn((2, 20, 4), generator=generator)
+    grid = torch.rand((28, 28), generator=generator)
+    arrays = {
+        "one": one,
+        "other": other,
+        "smooth_l1": smooth_l1_loss(one, other, beta=1 / 9, reduction="none"),
+        "grid": grid,
+    }
+    places = {"small": (3, 5, 17, 22), "large": (0, 0, 60, 41)}
+    for name, (left, top, columns, rows) in places.items():
+        padded = pad(grid, (1, 1, 1, 1))[None, None]
+        scaled = interpolate(
+            padded, (rows, columns), mode="bilinear", align_corners=False
+        )
+        image = torch.zeros(64, 64)
+        image[top : top + rows, left : left + columns] = scaled[0, 0]
+        arrays[f"pasted.{name}"] = image
+        # The box that torchvision would round to those pixels.
+        half = torch.tensor([(columns - 1) / 2, (rows - 1) / 2])
+        middle = torch.tensor([left, top]) + half + 0.25
+        half *= 28 / 30
+        arrays[f"box.{name}"] = torch.cat([middle - half, middle + half])
+    return {name: tensor.numpy() for name, tensor in arrays.items()}
+
+
 def randomize(model, generator):
     """Draws all weights and statistics, rounded so that the files compress."""
     for name, tensor in model.state_dict().items():
@@ -189,6 +300,8 @@ def reference(model, size, count):
     arrays["images"] = channels_last(images)
     outputs = model.eval()(images)
     arrays |= {f"eval.{name}": channels_last(y) for name, y in outputs.items()}
+    if isinstance(model, MaskRCNN):
+        return arrays
     outputs = model.train()(images)
     arrays |= {f"train.{name}": channels_last(y) for name, y in outputs.items()}
     # The first batch norm's running statistics after that step.
@@ -219,6 +332,13 @@ THIN = {
         3,
     ),
 }
+DETECTORS = {
+    "maskrcnn_bottleneck": lambda: (
+        MaskRCNN(Bottleneck, (1, 1, 1, 1), (4, 4, 4, 4), 3, 8, 16),
+        (64, 96),
+        2,
+    ),
+}
 FULL = {
     "resnet18": lambda: (ResNet(Basic, (2, 2, 2, 2), WIDTHS, 1000), (97, 128), 3),
     "resnet34": lambda: (ResNet(Basic, (3, 4, 6, 3), WIDTHS, 1000), (97, 128), 3),
@@ -237,7 +357,7 @@ def main():
     parser.add_argument("--full", type=pathlib.Path)
     arguments = parser.parse_args()
     for folder, cases, save in (
-        (arguments.thin, THIN, np.savez_compressed),
+        (arguments.thin, THIN | DETECTORS, np.savez_compressed),
         (arguments.full, FULL, np.savez),
     ):
         if folder is None:
@@ -245,6 +365,9 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for name, make in cases.items():
             save(folder / f"{name}.npz", **reference(*make()))
+    if arguments.thin is not None:
+        path = arguments.thin / "detection_operations.npz"
+        np.savez_compressed(path, **detection_operations())
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class Annotation(NamedTuple):
     category: int
     area: float
     segmentation: Any
+    box: tuple[float, ...] | None = None  # left, top, width, height
+    crowd: bool = False
 
 
 def read_instances(
@@ -79,21 +81,23 @@ def _picture(record: Any) -> Picture:
 
 
 def _annotation(record: Any, name: str) -> Annotation:
-    if "bbox" in record:  # not used here
+    box = None
+    if "bbox" in record:
         box = checks.items(record, "bbox", 4)
         if not all(map(checks.is_finite, box)) or min(box[2:]) < 0:
             raise ValueError(
                 f"bbox must have finite numbers, not {checks.show(box)}, and no "
                 "negative width or height"
             )
-    if "iscrowd" in record:
-        checks.integer(record, "iscrowd", 0, 1)
+    crowd = "iscrowd" in record and checks.integer(record, "iscrowd", 0, 1) == 1
     return Annotation(
         name,
         checks.integer(record, "image_id"),
         checks.integer(record, "category_id"),
         checks.number(record, "area", 0),
         checks.field(record, "segmentation"),
+        None if box is None else tuple(map(float, box)),
+        crowd,
     )
 
 

@@ -17,6 +17,8 @@ from examples.shared.data import Example
 
 CLASSES = 11  # the background and ten digits
 SIZES = range(32, 97)
+MEAN = np.full(3, 90, np.float32)  # of the bytes of each channel
+STD = np.full(3, 56, np.float32)
 SPLITS = ("train", "test")
 
 

@@ -1,0 +1,1 @@
+"""Object detection: Mask R-CNN and Faster R-CNN on COCO or on composed scenes."""

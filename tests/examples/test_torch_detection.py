@@ -1,0 +1,136 @@
+"""Mask R-CNN computes what torch computes, with weights that the converter loads.
+
+The references are files of torch_reference/make_reference.py. Torch has neither
+RoIAlign nor suppression of its own: these rest on the references in NumPy.
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from examples.detection import losses, masks
+from examples.detection.models import MaskRCNN
+from examples.shared.pretrained import load_torchvision, read_arrays, torch_name
+from examples.shared.resnet import Bottleneck, FrozenNorm
+
+FOLDER = pathlib.Path(__file__).parent / "torch_reference"
+MODEL = FOLDER / "maskrcnn_bottleneck.npz"
+TOLERANCE = 1e-4  # of the largest output
+
+
+def make():
+    """Returns the model of the reference with nothing but ones in it."""
+    model = nnx.eval_shape(
+        lambda: MaskRCNN(
+            Bottleneck,
+            (1, 1, 1, 1),
+            widths=(4, 4, 4, 4),
+            classes=3,
+            pyramid_width=8,
+            hidden=16,
+            norm=FrozenNorm,
+            rngs=nnx.Rngs(0),
+        )
+    )
+    nnx.update(model, jax.tree.map(lambda x: jnp.ones(x.shape), nnx.state(model)))
+    return model
+
+
+def outputs(model, images):
+    """Returns what the layers give, as the reference has it."""
+    graph, state = nnx.split(model)
+
+    @jax.jit
+    def call(state, images):
+        model = nnx.merge(graph, state)
+        levels = model.features(images)
+        found = {f"level{index}": level for index, level in enumerate(levels)}
+        for index, level in enumerate(levels):
+            found[f"logits{index}"], found[f"codes{index}"] = model.rpn(level)
+        found["classes"], found["boxes"] = model.box_head(levels[0][:, :7, :7])
+        found["masks"] = model.mask_head(levels[0][:, :14, :14])
+        return found
+
+    return call(state, images)
+
+
+def test_a_loaded_model_computes_what_torch_computes():
+    arrays = read_arrays(MODEL)
+    model = make()
+    load_torchvision(model, MODEL, prefix="state.")
+    found = outputs(model, jnp.asarray(arrays["images"]))
+    expected = {n[5:]: y for n, y in arrays.items() if n.startswith("eval.")}
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        wanted = wanted.reshape(found[name].shape)
+        scale = np.abs(wanted).max()
+        assert scale > 0.1, name
+        difference = np.abs(np.asarray(found[name]) - wanted).max()
+        assert difference < TOLERANCE * scale, name
+        turned = np.asarray(found[name])[::-1]
+        assert np.abs(turned - wanted).max() > 100 * TOLERANCE * scale, name
+
+
+def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
+    arrays = read_arrays(MODEL)
+    names = {n[6:] for n in arrays if n.startswith("state.")}
+    for name in (
+        "backbone.fpn.layer_blocks.3.0.bias",
+        "rpn.head.conv.0.0.weight",
+        "roi_heads.box_predictor.bbox_pred.weight",
+        "roi_heads.mask_head.3.0.weight",
+        "roi_heads.mask_predictor.conv5_mask.weight",
+    ):
+        assert name in names
+        path = tmp_path / "less.npz"
+        np.savez(path, **{n: y for n, y in arrays.items() if n != f"state.{name}"})
+        with pytest.raises(ValueError, match=f"the file lacks {name}"):
+            load_torchvision(make(), path, prefix="state.")
+
+
+def test_a_plain_backbone_is_loaded_alone():
+    model = make()
+    load_torchvision(model.backbone.body, MODEL, prefix="state.backbone.body.")
+    arrays = read_arrays(MODEL)
+    kernel = arrays["state.backbone.body.conv1.weight"].transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(model.backbone.body.conv1.kernel[...], kernel)
+    assert (model.rpn.hidden.kernel[...] == 1).all()
+
+
+def test_names_are_torchvisions():
+    found = {
+        torch_name(path)
+        for path, _ in nnx.to_flat_state(nnx.state(make(), (nnx.Param, nnx.BatchStat)))
+    }
+    arrays = read_arrays(MODEL)
+    assert found == {
+        n[6:]
+        for n in arrays
+        if n.startswith("state.") and not n.endswith("num_batches_tracked")
+    }
+
+
+# Operations.
+
+
+def test_the_loss_of_codes_is_torchs():
+    arrays = read_arrays(FOLDER / "detection_operations.npz")
+    one, other = jnp.asarray(arrays["one"]), jnp.asarray(arrays["other"])
+    found = losses.smooth_l1(one, other, 1 / 9)
+    np.testing.assert_allclose(found, arrays["smooth_l1"], rtol=1e-5, atol=1e-6)
+    assert np.abs(losses.smooth_l1(one, other, 1.0) - arrays["smooth_l1"]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_masks_are_scaled_as_by_torch(name):
+    arrays = read_arrays(FOLDER / "detection_operations.npz")
+    expected, box = arrays[f"pasted.{name}"], arrays[f"box.{name}"]
+    found = masks.paste(arrays["grid"], box, 64, 64)
+    unclear = np.abs(expected - 0.5) < 1e-5
+    np.testing.assert_array_equal(found[~unclear], (expected > 0.5)[~unclear])
+    assert found.any()
+    assert not np.array_equal(found, masks.paste(arrays["grid"], box + 1, 64, 64))
