@@ -12,7 +12,7 @@ from examples.shared.data import Arrays, Data, Example
 
 # SGD and AdamW had the same search: five learning rates (SGD: 0.05, 0.1, ... 0.8;
 # AdamW: 0.001, 0.003, ... 0.1), each with a cosine and with a step decay in thirds, on
-# 270 of the training images kept apart, with four seeds that the demo does not use. Of
+# 270 of the training images kept apart, with four seeds of their own. Of
 # the settings within half a point of the best accuracy over the last third, each has
 # the one that took the fewest steps to 98%. For both that was a step decay. The search
 # ran on a ResNet of the same layers, with flax's default initialization and padding.
