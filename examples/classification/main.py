@@ -1,7 +1,7 @@
 """Image classification with a ResNet: SGD, AdamW, Shampoo or Jorge.
 
-python -m examples.classification.main                        Jorge on digits, offline
-python -m examples.classification.main --compare sgd jorge    both, one table, one plot
+python -m examples.classification.main                                 Jorge on digits
+python -m examples.classification.main --compare sgd jorge-whitening   a table, a plot
 """
 
 from examples.classification import configs, train

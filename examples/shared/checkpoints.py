@@ -9,10 +9,12 @@ import json
 import pathlib
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers
 
 from examples.shared import checks
@@ -54,10 +56,16 @@ class Checkpoints:
             return
         self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
         self._manager.wait_until_finished()
-        write_checksums(self._folder / str(step))
+        if jax.process_index() == 0:
+            write_checksums(self._folder / str(step))
 
-    def restore(self, like: Any) -> tuple[Any, int] | None:
+    def restore(
+        self, like: Any, fit: Callable[[Any, Any], Any] | None = None
+    ) -> tuple[Any, int] | None:
         """Returns the last state, shaped and sharded as `like`, and its step.
+
+        If arrays were saved with other shapes, `fit` makes a state like `like` of what
+        was saved.
 
         A checkpoint that cannot be restored is set aside with a warning, and the one
         before it is taken.
@@ -65,7 +73,7 @@ class Checkpoints:
         Raises:
           ValueError: There are checkpoints, but none can be restored.
         """
-        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        structs = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         failed: dict[int, str] = {}
         # Orbax passes over a file that has the name of a step.
         names = [path.name for path in self._folder.iterdir()]
@@ -73,8 +81,11 @@ class Checkpoints:
         for step in sorted(found, reverse=True):
             try:
                 verify_checksums(self._folder / str(step))
-                args = ocp.args.StandardRestore(like)
+                saved = self._with_saved_shapes(step, structs) if fit else structs
+                args = ocp.args.StandardRestore(saved)
                 state = self._manager.restore(step, args=args)
+                if fit and saved is not structs:
+                    state = fit(state, like)
             except Exception as error:  # orbax raises many kinds
                 failed[step] = str(error).strip()[:REASON_LIMIT] or repr(error)
                 continue
@@ -88,6 +99,30 @@ class Checkpoints:
                 "or remove the run's folder to start again."
             )
         return None
+
+    def _with_saved_shapes(self, step: int, structs: Any) -> Any:
+        """Returns the structs, with the shapes of the checkpoint where they differ.
+
+        Orbax would refuse other shapes, or cut and pad the arrays without a check.
+        """
+        metadata = self._manager.item_metadata(step)
+        found = ocp.tree.to_flat_dict(getattr(metadata, "tree", metadata), sep=".")
+        names = ocp.tree.get_param_names(structs, include_empty_nodes=False)
+        if set(found) != set(jax.tree.leaves(names)):
+            return structs  # orbax's error says what is missing
+
+        def differs(name: str, leaf: Any) -> bool:
+            return tuple(getattr(found[name], "shape", ())) != leaf.shape
+
+        def struct(name: str, leaf: Any) -> Any:
+            if not differs(name, leaf):
+                return leaf
+            whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+            return jax.ShapeDtypeStruct(found[name].shape, leaf.dtype, sharding=whole)
+
+        if not any(jax.tree.leaves(jax.tree.map(differs, names, structs))):
+            return structs
+        return jax.tree.map(struct, names, structs)
 
     def _set_aside(self, failed: dict[int, str], restored: int) -> None:
         """Moves checkpoints away, so that the run can save these steps again."""

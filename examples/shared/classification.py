@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from examples.shared import image_task, pretrained
+from examples.shared import image_task, models, pretrained
 from examples.shared.config import Config
 from examples.shared.data import Data
 from examples.shared.loop import Batch, Task
@@ -44,10 +44,13 @@ def make_model(
     rngs: nnx.Rngs,
 ) -> ResNet:
     """Returns the model of that name, images (N, H, W, C) to logits (N, classes)."""
-    if name not in MODELS:
-        raise ValueError(f"No model is called {name!r}; there are {', '.join(MODELS)}.")
-    return MODELS[name](
-        classes=classes, in_channels=in_channels, dtype=dtype, rngs=rngs
+    return models.make(
+        MODELS,
+        name,
+        classes=classes,
+        in_channels=in_channels,
+        dtype=dtype,
+        rngs=rngs,
     )
 
 

@@ -15,6 +15,7 @@ from examples.shared.config import Config, Run
 from examples.shared.log import Row
 from examples.shared.run_folder import write_whole
 
+SATURATED = 0.98  # metrics are at most 1
 SHARE = 0.99  # of SGD's mean final metric: the target, where none is given
 COLORS = {
     "sgd": "tab:gray",
@@ -76,14 +77,23 @@ def compare(
         target = SHARE * mean(_value(rows[-1], metric) for rows in runs["sgd"])
     comparison = Comparison(metric, target, runs)
     write_whole(folder / "compare.json", json.dumps(comparison._asdict()) + "\n")
-    write_whole(folder / "compare.txt", table(comparison) + "\n")
+    text = f"{table(comparison)}\n\n{margins(comparison)}\n"
+    write_whole(folder / "compare.txt", text)
     plot(comparison, figure or folder / "compare.png")
     return comparison
 
 
 def crossing(rows: list[Row], metric: str, target: float) -> Row | None:
-    """Returns the first evaluation at the target or above, None for a miss."""
-    return next((row for row in rows if _value(row, metric) >= target), None)
+    """Returns the first evaluation from which on all reach the target; None if none.
+
+    A run that falls below the target again has not reached it.
+    """
+    stays = None
+    for row in reversed(rows):
+        if _value(row, metric) < target:
+            break
+        stays = row
+    return stays
 
 
 def table(comparison: Comparison) -> str:
@@ -118,8 +128,36 @@ def table(comparison: Comparison) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
+def margins(comparison: Comparison) -> str:
+    """Says by how much each optimizer ends above the first, and if seeds agree."""
+    metric, _, runs = comparison
+    (first, base), *others = runs.items()
+    lines = []
+    for name, seeds in others:
+        pairs = zip(seeds, base, strict=True)
+        gaps = [_value(a[-1], metric) - _value(b[-1], metric) for a, b in pairs]
+        if not np.isfinite(gaps).all():
+            lines.append(f"{name} or {first} diverged.")
+            continue
+        line = f"{name} ends {mean(gaps):+.4f} above {first}"
+        if len(gaps) == 1:
+            line += "; one seed does not tell that from chance: pass --seeds 0 1 2."
+        else:
+            line += f" on average, {min(gaps):+.4f} to {max(gaps):+.4f} by seed"
+            agree = min(gaps) > 0 or max(gaps) < 0
+            line += "." if agree else ": the seeds do not agree which is better."
+        lines.append(line)
+    ends = mean(_value(rows[-1], metric) for rows in base)
+    if ends > SATURATED:
+        lines.append(
+            f"{first} ends at {ends:.4f}, of at most 1: little is left to tell "
+            "optimizers apart."
+        )
+    return "\n".join(lines)
+
+
 def plot(comparison: Comparison, path: pathlib.Path) -> None:
-    """Draws the metric against steps and seconds; dots mark where the target is met."""
+    """Draws the metric against steps and seconds; dots mark the target, met to stay."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw(left, comparison, "step")
@@ -151,7 +189,7 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
     axes.set(
         xlabel=key,
         ylabel=metric,
-        title=f"{metric}: seeds thin, mean thick; dots: the target is met",
+        title=f"{metric}: seeds thin, mean thick; dots: at the target to stay",
     )
 
 

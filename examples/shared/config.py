@@ -21,7 +21,7 @@ class Schedule:
     """
 
     kind: str
-    drops: tuple[int, ...] = ()
+    drops: tuple[float, ...] = ()
     power: float = 0.9
     warmup_epochs: int = 0
 
@@ -66,7 +66,8 @@ class Config:
       image_size: side of the images, None for the data set's own.
       train_examples: how many to train on, None for all.
       test_examples: how many to evaluate on, None for all.
-      learning_rate_factors: part of a parameter's path -> factor on its learning rate.
+      learning_rate_factors: part of a parameter's path ("a" or "a/b") -> factor on its
+        learning rate; 0 freezes it.
       bf16: whether to compute in bfloat16 (parameters stay float32).
       pretrained: file with torchvision's weights of the backbone.
       threads: how many read and augment images.
@@ -105,7 +106,10 @@ class Run:
       folder: where logs and checkpoints go.
       steps: length of training, None for the configuration's epochs.
       devices: how many share each batch.
+      spread: whether each device keeps, refreshes and applies only its share of the
+        roots, for the optimizers that have them.
       keep: how many of the best checkpoints stay, beside the last.
+      diagnose: whether numbers of the roots go to TensorBoard with each evaluation.
     """
 
     optimizer: str
@@ -113,4 +117,6 @@ class Run:
     folder: pathlib.Path
     steps: int | None = None
     devices: int = 1
+    spread: bool = False
     keep: int = 2
+    diagnose: bool = False

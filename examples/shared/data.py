@@ -15,8 +15,12 @@ Example = dict[str, Any]
 Batch = dict[str, np.ndarray]
 
 
+# Of the batches' arrays; others keep the type that they have.
+DTYPES = {"image": np.float32, "label": np.int32}
+
+
 class Split(Protocol):
-    """Examples by number: {"image": [H, W, C], "label": int or mask [H, W]}."""
+    """Examples by number: {"image": [H, W, C], "label": int or mask [H, W], ...}."""
 
     def __len__(self) -> int: ...
 
@@ -127,8 +131,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Returns batches that have each example once, in order.
 
-    The last batch is padded with zero images that have the label -1, so that all
-    batches have one shape.
+    The last batch is padded with zeros that have the label -1, so that all batches have
+    one shape.
     """
 
     def make_batch(first: int) -> Batch:
@@ -136,8 +140,8 @@ def eval_batches(
         batch = _stack([prepare(split[index]) for index in range(first, last)])
         missing = batch_size - (last - first)
         return {
-            "image": _fill_up(batch["image"], missing, 0),
-            "label": _fill_up(batch["label"], missing, IGNORE),
+            key: _fill_up(array, missing, IGNORE if key == "label" else 0)
+            for key, array in batch.items()
         }
 
     starts = grain.MapDataset.range(0, len(split), batch_size)
@@ -151,8 +155,8 @@ def _read_ahead(batches: grain.MapDataset, threads: int) -> Iterator[Batch]:
 
 def _stack(examples: list[Example]) -> Batch:
     return {
-        "image": np.stack([example["image"] for example in examples], dtype=np.float32),
-        "label": np.stack([example["label"] for example in examples], dtype=np.int32),
+        key: np.stack([example[key] for example in examples], dtype=DTYPES.get(key))
+        for key in examples[0]
     }
 
 

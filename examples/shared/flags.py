@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from examples.shared import compare, loop, optimizers
+from examples.shared import compare, devices, loop, optimizers
 from examples.shared.config import Config, Run
 
 MakeTask = Callable[..., loop.Task]
@@ -18,8 +18,6 @@ def launch(
     description: str,
     configs: dict[str, Config],
     make_task: MakeTask,
-    *,
-    note: str = "",
     **defaults: Any,
 ) -> None:
     """Reads the flags and runs what they ask for.
@@ -28,16 +26,22 @@ def launch(
       description: Of the example, for `--help`.
       configs: The workloads by name; the first is the default.
       make_task: Called as `make_task(config, seed=..., folder=...)`.
-      note: Printed below the table of a comparison.
       **defaults: Of the flags, where they differ from those of other examples.
     """
     args = _parse(description, configs, defaults)
+    if args.coordinator:
+        devices.join(args.coordinator, args.processes, args.process)
     config = configs[args.config]
     for assignment in args.set:
         config = override(config, assignment)
     name = f"{args.config}-quick" if args.quick else args.config
     folder = args.out or pathlib.Path("runs") / name
-    options: dict[str, Any] = {"steps": args.steps, "devices": args.devices}
+    options: dict[str, Any] = {
+        "steps": args.steps,
+        "devices": args.devices,
+        "diagnose": args.diagnose,
+        "spread": args.spread,
+    }
 
     def task(seed: int) -> loop.Task:
         return make_task(config, seed=seed, folder=args.data)
@@ -54,18 +58,15 @@ def launch(
                 figure=args.figure,
                 **options,
             )
-            print(f"\n{compare.table(result)}\n")
-            if note:
-                print(f"{note}\n")
+            print(f"\n{compare.table(result)}\n\n{compare.margins(result)}\n")
             figure = args.figure or folder / "compare.png"
             print(f"Wrote {figure}, and compare.txt and compare.json to {folder}.")
             return
         for seed in args.seeds:
             place = folder / f"{args.optimizer.replace('/', '-')}-{seed}"
-            rows = loop.train(
-                task(seed), config, Run(args.optimizer, seed, place, **options)
-            )
-            print(rows[-1])
+            run = Run(args.optimizer, seed, place, **options)
+            loop.train(task(seed), config, run)
+            print(f"\n{(place / loop.SUMMARY).read_text()}  in {place}")
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError) as error:
@@ -112,6 +113,15 @@ def _parse(
     add("--data", type=pathlib.Path, help="folder of the data set")
     add("--out", type=pathlib.Path, help="folder of the results; default runs/CONFIG")
     add("--devices", type=int, default=1, help="share each batch among this many")
+    add(
+        "--diagnose",
+        action="store_true",
+        help="send norms, condition numbers and more of the roots to TensorBoard",
+    )
+    add("--spread", action="store_true", help="share the roots among them, too")
+    add("--coordinator", help="host:port of process 0, if there are several")
+    add("--processes", type=int, default=1, help="how many there are")
+    add("--process", type=int, default=0, help="the number of this one, from 0")
     add("--target", type=float, help="of --compare; default 0.99 of SGD's mean")
     add(
         "--figure", type=pathlib.Path, help="for --compare, if not compare.png in --out"

@@ -1,4 +1,4 @@
-"""The parts of a task that classification and segmentation have in common."""
+"""The parts of a task that all examples on images have in common."""
 
 import pathlib
 from collections.abc import Callable

@@ -29,8 +29,14 @@ class Log:
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         for name, value in row.items():
-            if name != "step":
+            if name != "step" and value is not None:  # of a run that has diverged
                 self._board.add_scalar(name, value, row["step"])
+        self._board.flush()
+
+    def write_board(self, step: int, values: dict[str, float], folder: str) -> None:
+        """Sends numbers to TensorBoard alone, below a folder of this name."""
+        for name, value in values.items():
+            self._board.add_scalar(f"{folder}/{name}", value, step)
         self._board.flush()
 
     def close(self) -> None:

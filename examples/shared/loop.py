@@ -26,11 +26,18 @@ from tqdm import tqdm
 
 from examples.shared import devices, optimizers, run_folder
 from examples.shared.checkpoints import Checkpoints
+from examples.shared.clock import clock
 from examples.shared.config import Config, Run
-from examples.shared.log import Log, Row
-from jorge_optax import describe
+from examples.shared.log import Log, Row, read
+from jorge_optax import describe, diagnostics, reshard_state
 
 Batch = dict[str, Any]
+SUMMARY = "summary.txt"  # written last: a run that has it is complete
+
+
+def add_up(counts: list[Any]) -> Any:
+    """Returns the sum of trees of arrays."""
+    return jax.tree.map(lambda *parts: np.sum(parts, 0), *counts)
 
 
 class Task(NamedTuple):
@@ -39,14 +46,15 @@ class Task(NamedTuple):
     Attributes:
       model: makes the model.
       loss: of a model in training mode, a batch, and a key for dropout.
-      count: what evaluation sums up over batches.
-      score: metrics from that sum.
+      count: what evaluation keeps of a batch.
+      score: metrics from what `combine` makes of all counts.
       train: batches from a step on, without end.
       test: batches of one evaluation.
       steps_per_epoch: whole batches in the training set.
       metric: the name of the score that counts; larger is better.
       finish: called at the end of a run with the model, in evaluation mode, and the
         run's folder.
+      combine: makes one count of those of all batches; their sum by default.
     """
 
     model: Callable[[nnx.Rngs], nnx.Module]
@@ -58,6 +66,7 @@ class Task(NamedTuple):
     steps_per_epoch: int
     metric: str
     finish: Callable[[Any, pathlib.Path], None] = lambda model, folder: None
+    combine: Callable[[list[Any]], Any] = add_up
 
 
 class TrainState(NamedTuple):
@@ -77,10 +86,17 @@ def train(
 ) -> list[Row]:
     """Trains, or resumes the run in the folder; returns a row for each evaluation.
 
-    `build` makes the optimizer of the run's name, as `optimizers.build` does.
+    A complete run is not run again. `build` makes the optimizer of the run's name, as
+    `optimizers.build` does.
     """
-    with run_folder.locked(run.folder), contextlib.ExitStack() as cleanup:
-        return _train(task, config, run, build, cleanup)
+    with contextlib.ExitStack() as cleanup:
+        # Of several processes, the first has the run's folder, but for checkpoints.
+        own = run
+        if jax.process_index():
+            folder = run.folder / f"process-{jax.process_index()}"
+            own = dataclasses.replace(run, folder=folder)
+        cleanup.enter_context(run_folder.locked(own.folder))
+        return _train(task, config, own, build, cleanup, run.folder)
 
 
 def _train(
@@ -89,6 +105,7 @@ def _train(
     run: Run,
     build: Callable[..., optimizers.Built],
     cleanup: contextlib.ExitStack,
+    shared: pathlib.Path,
 ) -> list[Row]:
     steps = run.steps or config.epochs * task.steps_per_epoch
     if config.batch_size % run.devices:
@@ -96,16 +113,30 @@ def _train(
             f"A batch of {config.batch_size} cannot be shared by {run.devices} devices."
         )
     placement = devices.place(run.devices)
+    what = f"{run.optimizer}, seed {run.seed}"
+    spread = run.spread or optimizers.spreads(run.optimizer)
+    options = {"sharding": placement.split} if spread else {}
     built = build(
-        run.optimizer, config, steps=steps, steps_per_epoch=task.steps_per_epoch
+        run.optimizer,
+        config,
+        steps=steps,
+        steps_per_epoch=task.steps_per_epoch,
+        **options,
     )
     identity = {"optimizer": run.optimizer, "seed": run.seed, "steps": steps}
     run_folder.claim(run.folder, {**identity, **config.to_dict()})
-    graph, state = _start(task, built.transformation, run.seed)
-    state = jax.device_put(state, placement.whole)
-    checkpoints = Checkpoints(run.folder, task.metric, keep=run.keep)
+    if (run.folder / SUMMARY).exists():
+        rows = read(run.folder)
+        if rows and rows[-1]["step"] == steps:
+            tqdm.write(f"{run.folder} is complete; remove it to run it again.")
+            return rows
+    with clock(f"{what}: initializing"):
+        graph, state = _start(task, built.transformation, run.seed, placement.whole)
+    if not spread:
+        state = devices.put(state, placement.whole)
+    checkpoints = Checkpoints(shared, task.metric, keep=run.keep)
     cleanup.callback(checkpoints.close)  # or its threads keep a failed run from exiting
-    saved = checkpoints.restore({"state": state, "seconds": np.float64(0)})
+    saved = checkpoints.restore({"state": state, "seconds": np.float64(0)}, _fit)
     first, seconds = 0, 0.0
     if saved:
         state, seconds = saved[0]["state"], float(saved[0]["seconds"])
@@ -115,27 +146,34 @@ def _train(
         _introduce(run, built, steps, state)
     log = Log(run.folder, after_step=first)
     cleanup.callback(log.close)
-    batches = (jax.device_put(b, placement.split) for b in task.train(first))
+    batches = (devices.put(b, placement.split) for b in task.train(first))
     batch = next(batches)
-    step_fn, compile_seconds = _compile(
-        _make_step(task, graph, built.transformation, run.seed, placement.whole),
-        state,
-        batch,
-    )
+    with clock(f"{what}: compiling the step"):
+        step_fn, compile_seconds = _compile(
+            _make_step(
+                task,
+                graph,
+                built.transformation,
+                run.seed,
+                placement.whole,
+                jax.tree.map(lambda leaf: leaf.sharding, state),
+            ),
+            state,
+            batch,
+        )
     count_fn = _make_count(task, graph)
 
     def evaluate() -> dict[str, float]:
         variables = state.params, state.batch_stats
-        counts = (
-            count_fn(*variables, jax.device_put(batch, placement.split))
+        counts = [
+            count_fn(*variables, devices.put(batch, placement.split))
             for batch in task.test()
-        )
-        total = jax.tree.map(lambda *parts: np.sum(parts, 0), *counts)
-        return task.score(total)
+        ]
+        return task.score(task.combine(counts))
 
     save_every = config.checkpoint_every or config.eval_every
     losses: list[jax.Array] = []
-    bar = _bar(f"{run.optimizer}, seed {run.seed}", first, steps)
+    bar = _bar(what, first, steps)
     with bar, _Interrupt() as interrupt:
         start = time.perf_counter()
         for step in range(first + 1, steps + 1):
@@ -164,6 +202,9 @@ def _train(
                     **score,
                 }
                 log.write({name: _finite(value) for name, value in row.items()})
+                if run.diagnose and built.describe_options is not None:
+                    report = diagnostics(state.opt_state, state.params, **options)
+                    log.write_board(step, report.scalars(), "roots")
                 if at_end or interrupt.asked or step % save_every == 0:
                     checkpoints.save(step, carried, score)
                 bar.set_postfix(
@@ -180,10 +221,36 @@ def _train(
                 raise KeyboardInterrupt
             start = time.perf_counter()
     task.finish(_merge(graph, state.params, state.batch_stats, "eval"), run.folder)
+    if run.diagnose and built.describe_options is not None:
+        report = diagnostics(state.opt_state, state.params, **options)
+        run_folder.write_whole(run.folder / "roots.txt", f"{report}\n")
+    run_folder.write_whole(
+        run.folder / SUMMARY, f"{summarize(what, log.rows, task.metric)}\n"
+    )
     return log.rows
 
 
-def _make_step(task: Task, graph: Any, optimizer: Any, seed: int, whole: Any) -> Any:
+def summarize(what: str, rows: list[Row], metric: str) -> str:
+    """Returns the result of a run in a few lines."""
+    last = rows[-1]
+    best = max(rows, key=lambda row: -math.inf if row[metric] is None else row[metric])
+    steps, seconds = last["step"], last["seconds"]
+    final = "diverged" if last[metric] is None else f"{last[metric]:.4f}"
+    lines = [f"{what}: {metric} {final} after {steps} steps"]
+    if best[metric] is not None and best is not last:
+        lines.append(f"  best {metric} {best[metric]:.4f}, at step {best['step']}")
+    if last["loss"] is not None:
+        lines.append(f"  training loss {last['loss']:.4f} since the evaluation before")
+    lines.append(
+        f"  {seconds:.1f} s of training, {1000 * seconds / steps:.1f} ms a step, and "
+        f"{last['compile_seconds']:.1f} s to compile it"
+    )
+    return "\n".join(lines)
+
+
+def _make_step(
+    task: Task, graph: Any, optimizer: Any, seed: int, whole: Any, places: Any = None
+) -> Any:
     keys = jax.random.key(seed)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
@@ -198,7 +265,7 @@ def _make_step(task: Task, graph: Any, optimizer: Any, seed: int, whole: Any) ->
         return TrainState(state.step + 1, params, stats, opt_state), loss
 
     # Pinned, or the compiler may choose to spread some of the state.
-    return jax.jit(step, donate_argnums=0, out_shardings=(whole, whole))
+    return jax.jit(step, donate_argnums=0, out_shardings=(places or whole, whole))
 
 
 def _compile(step: Any, *arguments: Any) -> tuple[Any, float]:
@@ -215,12 +282,23 @@ def _make_count(task: Task, graph: Any) -> Any:
     )
 
 
-def _start(task: Task, optimizer: Any, seed: int) -> tuple[Any, TrainState]:
+def _start(
+    task: Task, optimizer: Any, seed: int, whole: Any = None
+) -> tuple[Any, TrainState]:
     model = task.model(nnx.Rngs(seed))
     graph, params, batch_stats = nnx.split(model, nnx.Param, ...)
     step = jnp.zeros((), jnp.int32)
+    if whole is not None:
+        step, params, batch_stats = devices.put((step, params, batch_stats), whole)
     opt_state = jax.jit(optimizer.init)(params)  # compiled once, not number by number
     return graph, TrainState(step, params, batch_stats, opt_state)
+
+
+def _fit(saved: Any, like: Any) -> Any:
+    """Fits what was saved on another number of devices to this one."""
+    old, new = saved["state"], like["state"]
+    opt_state = reshard_state(old.opt_state, new.opt_state, new.params)
+    return {**saved, "state": old._replace(opt_state=opt_state)}
 
 
 def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:
@@ -235,12 +313,19 @@ def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
     lines += [f"  {name}: {_text(value)}" for name, value in built.settings.items()]
     if built.describe_options is not None:
         lines.append(str(describe(state.params, **built.describe_options)))
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    size = sum(_device_bytes(leaf) for leaf in jax.tree.leaves(state.opt_state))
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
-    lines.append(f"optimizer state: {size / weights:.2f} times the parameters' bytes")
+    each = " on each device" if run.devices > 1 else ""
+    lines.append(
+        f"optimizer state{each}: {size / weights:.2f} times the parameters' bytes"
+    )
     text = "\n".join(lines)
     run_folder.write_whole(run.folder / "start.txt", text + "\n")
     tqdm.write(text)
+
+
+def _device_bytes(leaf: jax.Array) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def _bar(description: str, first: int, steps: int) -> tqdm:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.sharding import NamedSharding
 
 from examples.shared.config import Config, Schedule
 from examples.shared.shampoo import ShampooRule
@@ -16,10 +17,12 @@ from jorge_optax import (
 )
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
+DISTRIBUTED_SHAMPOO = "distributed-shampoo"
 RULES: dict[str, Rule] = {
     "shampoo": ShampooRule(),
     "jorge": BinomialSeries(),
     "jorge-whitening": Whitening(),
+    DISTRIBUTED_SHAMPOO: ShampooRule(),
 }
 FROM_SGD = tuple(RULES)
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
@@ -56,27 +59,39 @@ def base_name(name: str) -> str:
     return name.partition("/")[0]
 
 
-def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Built:
+def spreads(name: str) -> bool:
+    """Returns whether the optimizer's roots are always spread over the devices."""
+    return base_name(name) == DISTRIBUTED_SHAMPOO
+
+
+def build(
+    name: str,
+    config: Config,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    sharding: NamedSharding | None = None,
+) -> Built:
     """Builds the optimizer of that name for a run of `steps` steps.
 
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
     `jorge-whitening` and `shampoo` (exact roots) have none: learning rate, weight decay
     and step decay in thirds follow from SGD's. With the suffix "/sgd-schedule" they
-    keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's.
+    keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's. Those with roots
+    spread them over the devices of `sharding`; `distributed-shampoo` is `shampoo` that
+    always does.
     """
     check_name(name)
     mask = None if config.decay_all else kernels
     base = base_name(name)
-    derived = derive(
-        config, steps=steps, steps_per_epoch=steps_per_epoch, rule=RULES.get(base)
-    )
+    length = {"steps": steps, "steps_per_epoch": steps_per_epoch}
     options = None
     if base == "sgd":
         sgd = config.sgd
-        rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
+        rate = schedule(sgd.schedule, sgd.learning_rate, **length)
         settings = vars(sgd)
         if name.endswith(THIRDS):
-            rate = derived.learning_rate
+            rate = derive(config, **length).learning_rate
             settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.chain(
             optax.add_decayed_weights(sgd.weight_decay, mask),
@@ -84,28 +99,26 @@ def build(name: str, config: Config, *, steps: int, steps_per_epoch: int) -> Bui
         )
     elif base == "adamw":
         adamw = config.adamw
-        rate = schedule(adamw.schedule, adamw.learning_rate, steps, steps_per_epoch)
+        rate = schedule(adamw.schedule, adamw.learning_rate, **length)
         settings = vars(adamw)
         if name.endswith(THIRDS):
-            rate = derive(
-                config,
-                steps=steps,
-                steps_per_epoch=steps_per_epoch,
-                peak=adamw.learning_rate,
-            ).learning_rate
+            rate = derive(config, **length, peak=adamw.learning_rate).learning_rate
             settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.adamw(
             rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
         )
     else:
-        rate = derived.learning_rate
+        own = name.endswith(SGD_SCHEDULE)
+        derived = derive(config, **length, rule=RULES[base], keep_schedule=own)
         settings = derived.to_dict()
-        if name.endswith(SGD_SCHEDULE):
+        if own:
             sgd = config.sgd
-            rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
             settings |= {"learning_rate": sgd.learning_rate, "schedule": sgd.schedule}
+        rate = derived.learning_rate
         options = {"rule": derived.rule}
-        transformation = derived.optimizer(learning_rate=rate, weight_decay_mask=mask)
+        transformation = derived.replace(weight_decay_mask=mask).optimizer(
+            sharding=sharding
+        )
     for part, factor in config.learning_rate_factors:
         transformation = optax.chain(transformation, _scale_part(part, factor))
     return Built(transformation, settings, rate, options)
@@ -118,9 +131,23 @@ def derive(
     steps_per_epoch: int,
     rule: Rule | None = None,
     peak: float | None = None,
+    keep_schedule: bool = False,
 ) -> JorgeConfig:
-    """Derives Jorge's settings from SGD's; `peak` replaces SGD's learning rate."""
+    """Derives Jorge's settings from SGD's.
+
+    They have step decay in thirds, or with `keep_schedule` SGD's schedule. `peak`
+    replaces SGD's learning rate.
+    """
     sgd = config.sgd
+    options = {"update_interval": config.update_interval, "rule": rule}
+    if keep_schedule:
+        rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
+        return from_sgd(rate, sgd.momentum, sgd.weight_decay, **options)
+    if steps < 3:
+        raise ValueError(
+            f"A run of {steps} steps has no thirds for the step decay: pass --steps of "
+            f"3 or more, or an optimizer with {SGD_SCHEDULE!r} after its name."
+        )
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
     length: dict[str, int] = (
@@ -134,8 +161,7 @@ def derive(
         sgd.weight_decay,
         **length,
         warmup_steps=sgd.schedule.warmup_epochs * steps_per_epoch,
-        update_interval=config.update_interval,
-        rule=rule,
+        **options,
     )
 
 
@@ -166,11 +192,11 @@ def kernels(params: optax.Params) -> optax.Params:
 
 
 def _scale_part(part: str, factor: float) -> optax.GradientTransformation:
-    """Scales the updates of the parameters whose path has that part."""
+    """Scales the updates of the parameters whose path has that part, "a" or "a/b"."""
 
     def scale(path, step):
         names = (str(getattr(key, "key", getattr(key, "name", key))) for key in path)
-        return factor * step if part in names else step
+        return factor * step if f"/{part}/" in f"/{'/'.join(names)}/" else step
 
     return optax.stateless(
         lambda steps, params: jax.tree_util.tree_map_with_path(scale, steps)

@@ -1,18 +1,21 @@
 """Configurations of full size take real steps, on few and small images."""
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 from examples.classification import train as classification
 from examples.classification.configs import CONFIGS as CLASSIFICATION
-from examples.segmentation import scenes
+from examples.detection import train as detection
+from examples.detection.configs import CONFIGS as DETECTION
 from examples.segmentation import train as segmentation
 from examples.segmentation.configs import CONFIGS as SEGMENTATION
-from examples.shared import devices, loop, optimizers
+from examples.shared import devices, loop, optimizers, scenes
 
 # Of pycocotools, with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
@@ -43,9 +46,12 @@ def coco(tmp_path_factory):
     return folder
 
 
-def first_steps(module, config, folder):
-    """The loss of the second step, and the parameters before and after."""
-    config = dataclasses.replace(config, batch_size=4, image_size=32)
+def first_steps(module, config, folder, *, batch=4, size=32, steps=2):
+    """The loss of the last step, and the parameters before and after.
+
+    There are two, because the first one of a warm-up has a learning rate of 0.
+    """
+    config = dataclasses.replace(config, batch_size=batch, image_size=size)
     task = module.make_task(config, seed=0, folder=folder)
     built = optimizers.build(
         "jorge",
@@ -57,7 +63,7 @@ def first_steps(module, config, folder):
     before = jax.tree.map(np.asarray, state.params)
     step = loop._make_step(task, graph, built.transformation, 0, devices.place(1).whole)
     batches = task.train(0)
-    for _ in range(2):  # the first step of a warm-up has a learning rate of 0
+    for _ in range(steps):
         state, loss = step(state, next(batches))
     return float(loss), before, state.params
 
@@ -78,3 +84,21 @@ def test_a_full_size_model_takes_steps(module, config, folder, request):
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert np.isfinite(new).all()
         assert not np.array_equal(old, new)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "DETECTION_CHECK" not in os.environ, reason="takes minutes: make detection-check"
+)
+def test_mask_rcnn_of_full_size_takes_a_step(coco):
+    config = DETECTION["maskrcnn-32"]
+    loss, before, after = first_steps(
+        detection, config, coco, batch=2, size=64, steps=1
+    )
+    assert np.isfinite(loss)
+    for (path, old), (_, new) in zip(
+        nnx.to_flat_state(before), nnx.to_flat_state(after), strict=True
+    ):
+        frozen = path[1:3] in (("body", "conv1"), ("body", "layer1"))
+        assert np.isfinite(new[...]).all()
+        assert np.array_equal(old[...], new[...]) == frozen, path

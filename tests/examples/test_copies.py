@@ -40,7 +40,7 @@ def forbidden(source, folder):
 
 
 def test_there_are_examples():
-    assert NAMES == ["classification", "digits", "segmentation"]
+    assert NAMES == ["classification", "detection", "language_model", "segmentation"]
     assert OWN == {"benchmarks", "examples", "jorge_optax", "tests"}
     assert not list(EXAMPLES.glob("[!_]*.py"))  # none outside of a folder
 
@@ -58,14 +58,14 @@ def test_an_example_imports_itself_and_shared_alone(folder):
 def test_imports_of_another_example_or_of_benchmarks_are_found():
     source = (
         "import benchmarks.results\n"
-        "from examples import digits\n"
+        "from examples import classification\n"
         "from examples.shared import loop\n"
         "def later():\n"
-        "    from examples.classification.configs import CONFIGS\n"
+        "    from examples.segmentation.configs import CONFIGS\n"
     )
-    assert forbidden(source, "digits") == {
+    assert forbidden(source, "classification") == {
         "benchmarks.results",
-        "examples.classification.configs.CONFIGS",
+        "examples.segmentation.configs.CONFIGS",
     }
 
 
@@ -81,14 +81,20 @@ def copy(folder, place):
 
 @pytest.mark.slow
 def test_a_copy_runs_elsewhere(tmp_path):
-    copied = copy("digits", tmp_path)
+    copied = copy("classification", tmp_path)
     library = tmp_path / "library"  # the package alone, as if installed
     library.mkdir()
     package = pathlib.Path(jorge_optax.__file__).parent
     (library / "jorge_optax").symlink_to(package, target_is_directory=True)
     process = subprocess.run(
         [
-            *(sys.executable, "-m", "examples.digits.main", "--optimizer", "sgd"),
+            *(
+                sys.executable,
+                "-m",
+                "examples.classification.main",
+                "--optimizer",
+                "sgd",
+            ),
             *("--seeds", "0", "--steps", "3"),
         ],
         cwd=copied,
@@ -98,5 +104,5 @@ def test_a_copy_runs_elsewhere(tmp_path):
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    assert "'step': 3" in process.stdout
+    assert " after 3 steps" in process.stdout
     assert (copied / "runs" / "digits" / "sgd-0" / "metrics.jsonl").exists()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples.shared import compare, flags, log
+from examples.shared import compare, flags, log, loop
 from tests.examples import toy_task
 from tests.examples.toy_task import assert_same_bits, saved_state, train
 
@@ -53,6 +53,38 @@ def test_a_run_begins_with_its_settings_and_the_table_of_parameters(whole):
     assert "rule: BinomialSeries()\n" in text
     assert "first/kernel" in text
     assert "preconditioned" in text
+
+
+def test_a_run_ends_with_a_summary(whole):
+    folder, rows = whole
+    text = (folder / loop.SUMMARY).read_text()
+    final = f"{rows[-1]['accuracy']:.4f}"
+    assert text.startswith(f"jorge, seed 0: accuracy {final} after 20 steps\n")
+    assert "s to compile it" in text
+    best = [{**rows[0], "accuracy": 0.99}, *rows[1:]]
+    assert "best accuracy 0.9900, at step 5" in loop.summarize("", best, "accuracy")
+    gone = [{**row, "accuracy": None, "loss": None} for row in rows]
+    assert "accuracy diverged after 20 steps" in loop.summarize("", gone, "accuracy")
+
+
+def test_a_complete_run_is_not_run_again(whole, capsys):
+    folder, rows = whole
+    seen = []
+    assert train(folder, on_batch=seen.append) == rows
+    assert seen == []
+    output = capsys.readouterr()
+    assert "is complete; remove it to run it again" in output.out
+    assert "compiling" not in output.err
+
+
+def test_roots_go_to_tensorboard_and_to_a_file(tmp_path, capsys):
+    train(tmp_path, steps=5, diagnose=True)
+    assert "jorge, seed 0: compiling the step ... " in capsys.readouterr().err
+    text = (tmp_path / "roots.txt").read_text()
+    assert "first/kernel" in text
+    assert "2 parameters with roots" in text
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    assert b"roots/first/kernel/condition" in events.read_bytes()
 
 
 def test_the_last_and_the_best_checkpoints_stay(tmp_path):
@@ -187,6 +219,13 @@ def test_a_line_cut_short_and_rows_after_the_checkpoint_are_dropped(tmp_path):
     assert [row["step"] for row in log.read(tmp_path)] == [5, 10]
 
 
+def test_a_run_that_has_diverged_is_logged(tmp_path):
+    one = log.Log(tmp_path)
+    one.write({"step": 1, "loss": None, "accuracy": 0.1})
+    one.close()
+    assert log.read(tmp_path) == [{"step": 1, "loss": None, "accuracy": 0.1}]
+
+
 # Comparing.
 
 
@@ -215,6 +254,22 @@ def test_the_table_lists_each_seed_and_misses(comparison):
     assert jorge.split()[0] == "jorge"
     easy = compare.table(result._replace(target=0.0)).splitlines()
     assert easy[2].split()[1:3] == ["5", "5"]
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        ([0.5, 0.9, 0.95], 2),
+        ([0.9, 0.5, 0.95], 3),  # it fell below the target again
+        ([0.9, 0.9, 0.9], 1),
+        ([0.9, 0.95, 0.5], None),
+        ([0.9, 0.95, None], None),
+    ],
+)
+def test_a_target_is_reached_where_the_run_stays_above_it(values, step):
+    rows = [{"step": i, "accuracy": x} for i, x in enumerate(values, 1)]
+    reached = compare.crossing(rows, "accuracy", 0.9)
+    assert (reached and reached["step"]) == step
 
 
 def test_a_comparison_without_sgd_needs_a_target(tmp_path):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from examples.classification.configs import CONFIGS as CLASSIFICATION
+from examples.detection.configs import CONFIGS as DETECTION
 from examples.segmentation import train as segmentation
 from examples.segmentation.configs import CONFIGS as SEGMENTATION
 from examples.shared import optimizers
@@ -52,6 +53,17 @@ def test_sgd_is_optax_sgd_with_l2():
     assert_same_steps(build("sgd").transformation, expected)
     with pytest.raises(AssertionError):
         assert_same_steps(build("adamw").transformation, expected)
+
+
+def test_runs_too_short_for_thirds_say_so():
+    short = {"steps": 2, "steps_per_epoch": 10}
+    for name in ("jorge", "jorge-whitening", "sgd/thirds"):
+        with pytest.raises(ValueError, match=r"2 steps has no thirds.*--steps of 3"):
+            optimizers.build(name, CONFIG, **short)
+        optimizers.build(name, CONFIG, **{**short, "steps": 3})
+    # Nothing else has thirds.
+    for name in ("sgd", "adamw", "jorge/sgd-schedule", "shampoo/sgd-schedule"):
+        optimizers.build(name, CONFIG, **short)
 
 
 def test_jorge_follows_from_sgd_alone():
@@ -124,6 +136,7 @@ PAPER = [
     (CLASSIFICATION["resnet50-1024"], 0.4, (30, 60), 5, 50, (0.004, 0.1)),
     (CLASSIFICATION["resnet50-256"], 0.1, (30, 60), 0, 2, (0.001, 0.1)),
     (SEGMENTATION["deeplabv3-64"], 0.02, (10, 20), 0, 4, (0.0002, 0.01)),
+    (DETECTION["maskrcnn-32"], 0.02, (8, 16), 0, 8, (0.0002, 0.01)),
 ]
 
 

@@ -1,5 +1,9 @@
 """Shampoo with exact roots: its rule, against NumPy in float64, and its guards."""
 
+import os
+import subprocess
+import sys
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -141,3 +145,34 @@ def test_any_scale_of_gradients_gives_finite_roots(factor):
     cosine = jnp.vdot(found / jnp.max(jnp.abs(found)), expected)
     cosine /= jnp.linalg.norm(found / jnp.max(jnp.abs(found)))
     assert cosine / jnp.linalg.norm(expected) > 0.9
+
+
+WATCHED = """
+import importlib.abc, os, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "scipy.linalg":
+            print(name, os.environ.get("OPENBLAS_NUM_THREADS"))
+
+sys.meta_path.insert(0, Watch())
+"""
+DECOMPOSE = "import jax.numpy as jnp; jnp.linalg.eigh(jnp.eye(3))"
+
+
+@pytest.mark.parametrize(
+    ("imports", "threads"),
+    [("", "None"), ("import examples.segmentation.main", "1")],
+)
+def test_examples_decompose_in_one_thread(imports, threads):
+    """More threads than free cores made Shampoo seem to hang."""
+    environment = {k: v for k, v in os.environ.items() if "OPENBLAS" not in k}
+    program = "\n".join([WATCHED, imports, DECOMPOSE])
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.splitlines()[0] == f"scipy.linalg {threads}"
