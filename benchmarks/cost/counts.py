@@ -20,10 +20,10 @@ class Flops(NamedTuple):
 class Products(NamedTuple):
     """The matrix products and convolutions of a traced function, and its conditionals.
 
-    Products inside a conditional belong to the refresh: the optimizer has one
-    conditional, and its branch that keeps the roots has no products. A choice by
-    platform does not count as a conditional, since compilers know the platform; the
-    default branch is counted, not the one for CPUs.
+    Products inside a conditional belong to the refresh: the branch that keeps the roots
+    has no products, and neither has the other conditional, which repairs steps. A
+    choice by platform does not count as a conditional, since compilers know the
+    platform; the default branch is counted, not the one for CPUs.
 
     Attributes:
       plain: operations of each product that every step computes.
@@ -73,6 +73,23 @@ def count_products(jaxpr) -> Products:
                 refresh += more.refresh
                 conditionals += more.conditionals
     return Products(plain, refresh, conditionals)
+
+
+def count_conditionals(jaxpr) -> tuple[int, list[int]]:
+    """Counts operations outside of conditionals, and those of each conditional.
+
+    A conditional has those of its largest branch, as in :func:`count_products`.
+    """
+    always, each = count_products(jaxpr).flops.plain, []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "cond":
+            found = [count_products(b.jaxpr) for b in equation.params["branches"]]
+            flops = max(sum(branch.flops) for branch in found)
+            each += [flops] if flops else []  # none if it is a choice by platform
+        else:
+            for inner in _inner_jaxprs(equation):
+                each += count_conditionals(inner)[1]
+    return always, each
 
 
 def convolution_flops(equation) -> int:

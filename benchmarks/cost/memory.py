@@ -7,9 +7,9 @@ Method: bytes are those that init would allocate, exactly, for four models and a
 transformer. Training: two of the problems of benchmarks/problems, with a cosine
 schedule, momentum 0.9, an interval of 10 and the learning rate that training.comparison
 found for SGD; the metric at the end.
-Answer: docs/results.md, from benchmarks/results/memory_study.json.
+Answer: docs/results/cost.md, from benchmarks/results/memory_study.json.
 
-    python -m benchmarks.cost.memory [PROBLEM ...]
+    python -m benchmarks.cost.memory [PROBLEM ...] [--only VARIANT ...]
 """
 
 import argparse
@@ -102,7 +102,8 @@ def main() -> None:
     """Counts all bytes, and trains what the JSON lacks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", default=[*RATES])
-    problems = parser.parse_args().problems
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", default=TRAINED)
+    arguments = parser.parse_args()
     sizes = [size(variant, model) for variant in VARIANTS for model in MODELS]
 
     def add(row: dict | None) -> None:
@@ -113,8 +114,8 @@ def main() -> None:
             results.write("memory_study", sizes + kept + ([row] if row else []))
 
     add(None)
-    for name in problems:
-        for variant in TRAINED:
+    for name in arguments.problems:
+        for variant in arguments.only:
             for seed in SEEDS:
                 wanted = dict(kind="run", variant=variant, problem=name, seed=seed)
                 rows = results.rows("memory_study")

@@ -5,7 +5,8 @@ is its state there and on the workloads of the examples?
 Method: one process and one core (harness/machine.py). In each round every optimizer
 takes ten steps, of which one refreshes the roots (PSGD-Kron: all, as in its first 500
 steps); medians of all rounds but the first. Bytes are those that init would allocate.
-Answer: the summary of docs/results.md, from benchmarks/results/problem_costs.json.
+Answer: the summary of docs/results/training.md, from
+benchmarks/results/problem_costs.json.
 
     python -m benchmarks.cost.problems
 """

@@ -12,7 +12,7 @@ are exact and are compared with the formula: for a tile R x C, 2 R C (R + C) in 
 step, and in a refresh 2 (m^2 n + 5 m^3) for its side m and the other side n. The
 interval needs no runs: a mean step takes the time of a plain step and 1/interval of the
 additional time of a refresh.
-Answer: docs/results.md, from benchmarks/results/scaling_study.json.
+Answer: docs/results/cost.md, from benchmarks/results/scaling_study.json.
 
     python -m benchmarks.cost.scaling
 

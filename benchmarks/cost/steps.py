@@ -2,14 +2,14 @@
 
 Question: how long is a training step with SGD, AdamW, Jorge, Shampoo with exact roots,
 Muon and PSGD-Kron, how much of it is the optimizer, and how long does it compile?
-Method: the examples' ResNet-50 and DeepLabv3 on random images, and for the optimizer
-alone also the parameters of Mask R-CNN. One process on one core, which keeps its memory
-(harness/machine.py). After a first step that is not timed, in each round every
+Method: the examples' ResNet-50, DeepLabv3 and Mask R-CNN on random images, and the
+optimizer alone on the parameters of all three. One process on one core, which keeps its
+memory (harness/machine.py). After a first step that is not timed, in each round every
 optimizer takes a plain step and, if it has roots, one with a refresh; every other round
 runs in reverse order. The cost at interval k is plain + (refresh - plain) / k, from the
 medians. Compilations are interleaved, too. FLOPs of matrix products and convolutions
 are counted on the traced program.
-Answer: docs/results.md, from benchmarks/results/step_cost.json.
+Answer: docs/results/cost.md, from benchmarks/results/step_cost.json.
 
     python -m benchmarks.cost.steps [PART ...]
 """
@@ -51,6 +51,7 @@ PARTS = results.sized(
     {
         "resnet50": Part("resnet50", 64, 224, 2, 3),
         "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 2, 2),
+        "maskrcnn": Part("maskrcnn_resnet50_fpn", 2, 256, 2, 1, ("psgd",)),
         "update-resnet50": Part("resnet50", 0, 0, 5, 4),
         "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 4, 2),
         "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 4, 2),

@@ -12,13 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.typing import DTypeLike
 
+from examples.detection.models import make_model as make_detector
+from examples.detection.train import loss as detection_loss
 from examples.segmentation.models import make_model as make_segmenter
 from examples.segmentation.train import loss as segmentation_loss
 from examples.shared.classification import loss as classification_loss
 from examples.shared.classification import make_model as make_classifier
 
 Tree = Any
+BOXES = 20  # true ones in an image of Mask R-CNN; COCO's have 7 on average
 
 
 class Model(NamedTuple):
@@ -30,7 +34,7 @@ class Model(NamedTuple):
       classes: of labels.
       size: pixels of a side, as in the paper.
       batch: images for each device, as in the paper.
-      label: shape of an image's label.
+      arrays: of a batch besides the images: shapes without the batch, by name.
     """
 
     make: Callable[[nnx.Rngs], nnx.Module]
@@ -38,7 +42,18 @@ class Model(NamedTuple):
     classes: int
     size: int
     batch: int
-    label: Callable[[int], tuple[int, ...]]
+    arrays: Callable[[int], dict[str, tuple[tuple[int, ...], DTypeLike]]]
+
+
+def _boxes(size: int) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
+    """Describes `BOXES` true boxes of an image, with masks of COCO's cells."""
+    del size
+    return {
+        "size": ((2,), jnp.int32),
+        "boxes": ((BOXES, 4), jnp.float32),
+        "label": ((BOXES,), jnp.int32),
+        "masks": ((BOXES, 56, 56), jnp.uint8),
+    }
 
 
 MODELS = {
@@ -48,7 +63,7 @@ MODELS = {
         classes=1000,
         size=224,
         batch=64,
-        label=lambda size: (),
+        arrays=lambda size: {"label": ((), jnp.int32)},
     ),
     "deeplabv3_resnet50": Model(
         lambda rngs: make_segmenter("deeplabv3-resnet50", classes=21, rngs=rngs),
@@ -56,7 +71,16 @@ MODELS = {
         classes=21,
         size=520,
         batch=16,
-        label=lambda size: (size, size),
+        arrays=lambda size: {"label": ((size, size), jnp.int32)},
+    ),
+    # The paper does not say how many GPUs shared its batch of 32: 8 here.
+    "maskrcnn_resnet50_fpn": Model(
+        lambda rngs: make_detector("maskrcnn-resnet50", classes=91, rngs=rngs),
+        detection_loss,
+        classes=91,
+        size=1344,
+        batch=4,
+        arrays=_boxes,
     ),
 }
 
@@ -105,11 +129,11 @@ def make(
 
     state = State(params, stats, jax.eval_shape(optimizer.init, params))
     struct = jax.ShapeDtypeStruct
-    images = {
-        "image": struct((batch, size, size, 3), jnp.float32),
-        "label": struct((batch, *model.label(size)), jnp.int32),
+    arrays = {"image": ((size, size, 3), jnp.float32), **model.arrays(size)}
+    structs = {
+        name: struct((batch, *shape), dtype) for name, (shape, dtype) in arrays.items()
     }
-    return TrainingStep(step, state, images)
+    return TrainingStep(step, state, structs)
 
 
 def start(name: str, optimizer: optax.GradientTransformation) -> State:
@@ -120,12 +144,27 @@ def start(name: str, optimizer: optax.GradientTransformation) -> State:
 
 
 def random_batch(name: str, structs: Tree, seed: int = 0) -> Tree:
-    """Draws normal images and uniform labels."""
+    """Draws normal images, uniform labels, and boxes with masks if there are any."""
     rng = np.random.default_rng(seed)
-    image, label = structs["image"], structs["label"]
+    size = structs["image"].shape[1]
+
+    def draw(key: str, struct: jax.ShapeDtypeStruct) -> np.ndarray:
+        shape = struct.shape
+        if key == "image":
+            return rng.normal(size=shape)
+        if key == "size":
+            return np.full(shape, size)
+        if key == "boxes":
+            corners = rng.uniform(0, 0.9 * size, (*shape[:-1], 2))
+            sides = rng.uniform(0.05 * size, 0.5 * size, (*shape[:-1], 2))
+            return np.concatenate([corners, np.minimum(corners + sides, size)], -1)
+        if key == "masks":
+            return 255 * rng.integers(2, size=shape)
+        return rng.integers("boxes" in structs, MODELS[name].classes, size=shape)
+
     return {
-        "image": jnp.asarray(rng.normal(size=image.shape), image.dtype),
-        "label": jnp.asarray(rng.integers(MODELS[name].classes, size=label.shape)),
+        key: jnp.asarray(draw(key, struct), struct.dtype)
+        for key, struct in structs.items()
     }
 
 

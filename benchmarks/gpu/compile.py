@@ -8,8 +8,8 @@ jax.experimental.topologies; operations are counted in the optimized program, gr
 its sequence of thunks. Products and convolutions are counted in the traced program.
 Nothing runs on a GPU, so nothing is timed. Needs the extras `gpu` and `examples`, but
 no GPU. Rows that the JSON has are not compiled again: delete it to measure all again.
-Answer: docs/results.md, from benchmarks/results/gpu_compile.json (updates alone) and
-gpu_steps.json (whole training steps).
+Answer: docs/results/gpu.md, from benchmarks/results/gpu_compile.json (updates alone)
+and gpu_steps.json (whole training steps).
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.compile
 """
@@ -31,7 +31,8 @@ from jorge_optax import Whitening, jorge
 INTERVAL = 50
 # Those of training_steps, which are the paper's; smaller in a smoke run.
 SIZES = results.sized(
-    {"resnet50": {}, "deeplabv3_resnet50": {}}, {"resnet50": {"batch": 2, "size": 64}}
+    {"resnet50": {}, "deeplabv3_resnet50": {}, "maskrcnn_resnet50_fpn": {}},
+    {"resnet50": {"batch": 2, "size": 64}},
 )
 
 

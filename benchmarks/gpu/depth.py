@@ -4,7 +4,7 @@ Question: with 10 to 1000 equal layers of 64 x 64, how long does the update take
 compile for an A100, compared with AdamW?
 Method: XLA's GPU compiler without a GPU, as in compile.py; SGD, AdamW and Jorge in
 turn, two rounds (one round for 1000 layers).
-Answer: docs/results.md, from benchmarks/results/gpu_depth.json.
+Answer: docs/results/cost.md, from benchmarks/results/gpu_depth.json.
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.depth
 """

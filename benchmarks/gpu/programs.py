@@ -83,16 +83,14 @@ class Module:
         called = re.search(r"calls=%?([\w.\-]+)", one.line)
         return list(self.computations[called[1]].values()) if called else []
 
+    def conditionals(self) -> list[list[str]]:
+        """Names of the computations that each of the entry's conditionals has."""
+        launched = self.launched()
+        return [_branches_of(i) for i in launched if i.opcode == "conditional"]
+
     def branches(self) -> list[str]:
         """Names of the computations that the entry's conditionals choose from."""
-        names = []
-        for one in self.launched():
-            if one.opcode == "conditional":
-                line = one.line
-                names += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
-                for several in re.findall(r"branch_computations=\{([^}]*)\}", line):
-                    names += [part.strip().lstrip("%") for part in several.split(",")]
-        return names
+        return [name for names in self.conditionals() for name in names]
 
     def count(self) -> dict[str, collections.Counter]:
         """Numbers of each kind, and bytes, of the entry and of the branches."""
@@ -135,19 +133,60 @@ class Module:
         return read + sum(_written(inner, i) for i in inner.values() if i.root)
 
 
+def _branches_of(one: Instruction) -> list[str]:
+    """Names of the computations that a conditional chooses from."""
+    names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.line)
+    for several in re.findall(r"branch_computations=\{([^}]*)\}", one.line):
+        names += [part.strip().lstrip("%") for part in several.split(",")]
+    return names
+
+
+def operations(found: collections.Counter) -> int:
+    """Number of launched operations."""
+    return sum(found[kind] for kind in KINDS)
+
+
+# What computes each entry of its result from the entries of its operands at its place.
+ELEMENTWISE = {"add", "multiply", "subtract", "divide", "select", "clamp", "convert"}
+ELEMENTWISE |= {"maximum", "minimum", "negate", "abs", "and", "is-finite", "compare"}
+
+
 def _read(inner: dict[str, Instruction], one: Instruction) -> int:
-    """Bytes of a value inside of a fused computation that are needed."""
-    whole, needed = size_of(one.shape), 0
+    """Bytes of a value inside of a fused computation that are needed.
+
+    A kernel computes what it needs: of entries that are changed one by one and then
+    sliced, only those of the slices are read.
+    """
+    slices = _slices(inner, one, {})
+    whole = size_of(one.shape)
+    if slices is None:
+        return whole
+    return min(whole, sum(size_of(inner[name].shape) for name in slices))
+
+
+def _slices(
+    inner: dict[str, Instruction],
+    one: Instruction,
+    known: dict[str, frozenset[str] | None],
+) -> frozenset[str] | None:
+    """Names of the slices that all uses of a value come down to; None if it is more."""
+    if one.name in known:
+        return known[one.name]
+    found: frozenset[str] | None = frozenset()
+    if one.root:
+        found = None
     for user in inner.values():
-        if one.name not in user.operands:
+        if found is None or one.name not in user.operands:
             continue
         if user.opcode in ("slice", "dynamic-slice", "gather"):
-            needed += size_of(user.shape)
-        elif user.opcode == "bitcast":
-            needed += _read(inner, user)
+            found |= {user.name}
+        elif user.opcode == "bitcast" or user.opcode in ELEMENTWISE:
+            further = _slices(inner, user, known)
+            found = None if further is None else found | further
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != one.name:
-            needed += whole
-    return min(whole, needed)
+            found = None
+    known[one.name] = found
+    return found
 
 
 def _written(inner: dict[str, Instruction], one: Instruction) -> int:
@@ -175,12 +214,47 @@ def count(text: str) -> dict[str, collections.Counter]:
 
 
 def plain_and_refresh(text: str) -> tuple[dict, dict | None]:
-    """Counts what a plain step launches, and what a refresh step launches."""
-    entry, *branches = count(text).values()
-    # The branch that keeps the roots has fewest operations.
-    branches.sort(key=lambda branch: sum(branch[kind] for kind in KINDS))
-    plain = _row(entry, branches[0]) if branches else _row(entry)
-    return plain, _row(entry, branches[-1]) if branches else None
+    """Counts what a plain step launches, and what a refresh step launches.
+
+    Of a conditional, the branch with fewest operations keeps what there is. The other
+    one refreshes the roots if it has products or decompositions; else it repairs what
+    is out of range, in neither of the two kinds of step.
+    """
+    module = Module(text)
+    found = module.count()
+    plain, refresh = [found["entry"]], [found["entry"]]
+    for names in module.conditionals():
+        branches = sorted((found[name] for name in names), key=operations)
+        refreshes = any(branches[-1][kind] for kind in ("matmuls", "cusolver_calls"))
+        plain.append(branches[0])
+        refresh.append(branches[-1 if refreshes else 0])
+    return _row(*plain), _row(*refresh) if module.conditionals() else None
+
+
+def staggered(text: str, *, early: bool) -> dict[str, dict]:
+    """Counts what steps with staggered refreshes launch.
+
+    Args:
+      text: the program.
+      early: whether its largest conditional is that of the first steps, which refresh
+        all tiles.
+
+    Returns:
+      Counts of a step at which no conditional is true ("least"), and of one at which
+      all are ("most") but that of the first steps: each step lies between.
+    """
+    module = Module(text)
+    found = module.count()
+    entry, conditionals = found["entry"], []
+    for names in module.conditionals():
+        branches = sorted((found[name] for name in names), key=operations)
+        # Without products it repairs what is out of range, and is counted as false.
+        conditionals.append(branches if branches[-1]["matmuls"] else branches[:1])
+    if early:
+        conditionals.sort(key=lambda branches: operations(branches[-1]))
+        conditionals[-1] = conditionals[-1][:1] * 2
+    least = _row(entry, *(branches[0] for branches in conditionals))
+    return {"least": least, "most": _row(entry, *(b[-1] for b in conditionals))}
 
 
 def _row(*parts: collections.Counter) -> dict:

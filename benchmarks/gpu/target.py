@@ -83,19 +83,28 @@ class Program(NamedTuple):
     seconds: float
 
 
-def compile_for(device: str, function: Any, structs: Any, donate: Any) -> Program:
-    """Compiles a function for arguments of these shapes; `donate` has positions."""
+def mesh_for(device: str, count: int = 1) -> Mesh:
+    """Returns a mesh of so many GPUs that are not there, with one axis, "data"."""
     devices = topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         target_config=TARGET.format(**DEVICES[device]),
-        topology="1x1x1",
+        topology=f"1x1x{count}",
     ).devices
-    sharding = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec())
+    return Mesh(np.array(devices), ("data",))
+
+
+def compile_for(device: str, function: Any, structs: Any, donate: Any) -> Program:
+    """Compiles a function for arguments of these shapes; `donate` has positions."""
+    sharding = NamedSharding(mesh_for(device), PartitionSpec())
     structs = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), structs
     )
-    lowered = jax.jit(function, donate_argnums=donate).lower(*structs)
+    return compile_lowered(jax.jit(function, donate_argnums=donate).lower(*structs))
+
+
+def compile_lowered(lowered: Any) -> Program:
+    """Compiles what was lowered for devices of :func:`mesh_for`."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         compiled = lowered.compile(

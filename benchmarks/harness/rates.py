@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+BY_SHAPE = 0.04  # the default of from_scratch
+
 
 def rate_of(rung: int) -> float:
     """Returns the learning rate of a rung; rung 0 is 1."""

@@ -4,10 +4,11 @@ Question: rounding errors of float32 may accumulate, and directions without grad
 grow. Do the roots stay symmetric, positive and finite?
 Method: every stream in float32, in a scan. Synthetic streams are continued (scales
 change after half the refreshes), the others are repeated. All in tiles of 32 x 16, four
-in 64 x 64. Asymmetry (norm of root - its transpose, over that of the root), finiteness
-and size are checked at each refresh, eigenvalues (by ``eigh`` in float64, of the
-symmetric part) every 1,000. Of the two sides the worse one is shown.
-Rules that the JSON has are not run again: delete it to measure all again.
+in 64 x 64. Asymmetry (norm of root - its transpose, over that of the root), finiteness,
+size, and the cosine of each gradient with its direction are checked at each refresh,
+eigenvalues (by ``eigh`` in float64, of the symmetric part) every 1,000. Of two sides
+the worse one is shown. Rules that the JSON has are not run again: delete it to measure
+all again. What the package offers now is measured by benchmarks.robustness.descent.
 Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, where
 
     asymmetry        the largest
@@ -15,12 +16,16 @@ Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, wher
     non_finite       number of refreshes after which a root was not finite
     largest_entry    of a root at any time, by absolute value
     least_entry      the same, when it was smallest
+    cosine           of a gradient with its direction, the least
+    ascents          number of refreshes after which the roots alone, without the guard
+                     of the step, would have made the cosine zero or less
     history          asymmetry (the largest until then) and smallest eigenvalue
 
     python -m benchmarks.numerics.endurance
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,15 +33,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import results
+from benchmarks.numerics.arithmetic import with_products_in
 from benchmarks.numerics.figures import rounded
 from benchmarks.numerics.rules import (
     COMPOSITE,
     PAPER,
     SUBSTEPPED,
-    WHITENING,
+    Packaged,
     Rule,
 )
 from benchmarks.numerics.streams import (
+    HOSTILE,
     SYNTHETIC,
     Stream,
     quadratics,
@@ -48,6 +55,13 @@ from jorge_optax import Sides
 REFRESHES, CHUNK = results.sized(100_000, 200), 100
 HISTORY = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 TILE, LARGE_TILE = (32, 16), (64, 64)
+# Products of what "highest", "high" and "default" allow at the least.
+PRODUCTS = {
+    jax.lax.Precision.HIGHEST: "float32",
+    jax.lax.Precision.HIGH: "tf32",
+    jax.lax.Precision.DEFAULT: "bf16",
+}
+MADE_UP = (*SYNTHETIC, *HOSTILE)
 LARGE = (
     "rank 1, constant",
     "heavy tails",
@@ -63,6 +77,8 @@ class Worst(NamedTuple):
     non_finite: jax.Array
     largest_entry: jax.Array
     least_entry: jax.Array
+    cosine: jax.Array
+    ascents: jax.Array
 
 
 def cut(stream: Stream, tile: tuple[int, int]) -> np.ndarray:
@@ -77,22 +93,22 @@ def cut(stream: Stream, tile: tuple[int, int]) -> np.ndarray:
 
 
 def endure(
-    rule: Rule,
+    rules: Sequence[Rule],
     names: list[str],
     repeated: np.ndarray,
     tile: tuple[int, int],
     refreshes: int = REFRESHES,
 ) -> list[dict[str, Any]]:
-    """One row for each stream.
+    """One row for each rule and stream.
 
     Args:
-      rule: the rule.
+      rules: the rules; all get the same gradients.
       names: of the synthetic streams that come first, and of the repeated ones.
       repeated: ``[steps, n, R, C]``.
       tile: rows and columns.
       refreshes: a multiple of CHUNK.
     """
-    made_up = [name for name in names if name in SYNTHETIC]
+    made_up = [name for name in names if name in MADE_UP]
     half = {"scale up by 1e3", "scale down by 1e3"}
 
     @jax.jit
@@ -109,43 +125,63 @@ def endure(
         cyclic = jnp.asarray(repeated)[t % len(repeated)]
         return jnp.concatenate([jnp.stack(parts, 1), cyclic] if parts else [cyclic], 1)
 
-    @jax.jit
-    def run(carry, gradients):
-        return jax.lax.scan(functools.partial(_step, rule), carry, gradients)[0]
+    endurances = [Endurance(rule, len(names), tile) for rule in rules]
+    for start in range(0, refreshes, CHUNK) if rules else ():
+        if start % 10_000 == 0:
+            print(tile, start, flush=True)
+        gradients = gradients_from(start)
+        for endurance in endurances:
+            endurance.go_on(gradients, start + CHUNK)
+    return [row for endurance in endurances for row in endurance.rows(names)]
 
-    n = len(names)
-    infinite = jnp.full(n, jnp.inf)
-    worst = Worst(jnp.zeros(n), jnp.zeros(n, jnp.int32), jnp.zeros(n), infinite)
-    carry = rule.init((n, *tile)), worst
-    history: dict[str, list] = {"refreshes": [], "asymmetry": [], "smallest": []}
-    smallest = np.full(n, np.inf)
-    for start in range(0, refreshes, CHUNK):
-        carry = run(carry, gradients_from(start))
-        done = start + CHUNK
-        if done in HISTORY or done % 1000 == 0:
-            now = smallest_eigenvalues(carry[0].roots)
-            smallest = np.fmin(smallest, now)
-            if done in HISTORY:
-                history["refreshes"].append(done)
-                history["asymmetry"].append(np.asarray(carry[1].asymmetry))
-                history["smallest"].append(now)
-    return [
-        rounded(
-            {
-                "rule": rule.name,
-                "stream": name,
-                "tile": f"{tile[0]}x{tile[1]}",
-                "refreshes": refreshes,
-                "asymmetry": carry[1].asymmetry[i],
-                "smallest": smallest[i],
-                "non_finite": int(carry[1].non_finite[i]),
-                "largest_entry": carry[1].largest_entry[i],
-                "least_entry": carry[1].least_entry[i],
-            }
+
+class Endurance:
+    """The state of one rule on n tiles, and what was seen of it."""
+
+    def __init__(self, rule: Rule, n: int, tile: tuple[int, int]) -> None:
+        """Starts before the first refresh."""
+        self.rule, self.tile, self.done = rule, tile, 0
+        self.run = jax.jit(
+            lambda *args: jax.lax.scan(functools.partial(_step, rule), *args)[0]
         )
-        | {"history": {key: _of_one(values, i) for key, values in history.items()}}
-        for i, name in enumerate(names)
-    ]
+        self.state = rule.init((n, *tile))
+        infinite, none = jnp.full(n, jnp.inf), jnp.zeros(n, jnp.int32)
+        zero = jnp.zeros(n)
+        self.worst = Worst(zero, none, zero, infinite, infinite, none)
+        self.smallest = np.full(n, np.inf)
+        self.history: dict[str, list] = {
+            key: [] for key in ("refreshes", "asymmetry", "smallest")
+        }
+
+    def go_on(self, gradients: jax.Array, done: int) -> None:
+        """Refreshes by gradients ``[steps, n, R, C]``, which makes ``done`` in all."""
+        self.state, self.worst = self.run((self.state, self.worst), gradients)
+        self.done = done
+        if done in HISTORY or done % 1000 == 0:
+            now = smallest_eigenvalues(self.state.roots)
+            self.smallest = np.fmin(self.smallest, now)
+            if done in HISTORY:
+                self.history["refreshes"].append(done)
+                self.history["asymmetry"].append(np.asarray(self.worst.asymmetry))
+                self.history["smallest"].append(now)
+
+    def rows(self, names: list[str]) -> list[dict[str, Any]]:
+        """One row for each stream."""
+        worst = self.worst._asdict()
+        return [
+            rounded(
+                {
+                    "rule": self.rule.name,
+                    "stream": name,
+                    "tile": f"{self.tile[0]}x{self.tile[1]}",
+                    "refreshes": self.done,
+                    "smallest": self.smallest[i],
+                }
+                | {key: value[i].item() for key, value in worst.items()}
+            )
+            | {"history": {key: _of_one(h, i) for key, h in self.history.items()}}
+            for i, name in enumerate(names)
+        ]
 
 
 def _of_one(values: list, i: int) -> list:
@@ -156,9 +192,14 @@ def _of_one(values: list, i: int) -> list:
 
 def _step(rule: Rule, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
     state, worst = carry
-    state = rule.refresh(state, gradients)
-    asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, state.roots))
-    entry = functools.reduce(jnp.maximum, map(_largest_entry, state.roots))
+    products = PRODUCTS[rule.precision] if isinstance(rule, Packaged) else "float32"
+    state = with_products_in(products, rule.refresh)(state, gradients)
+    roots = jax.tree.map(lambda root: root.astype(gradients.dtype), state.roots)
+    asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, roots))
+    entry = functools.reduce(jnp.maximum, map(_largest_entry, roots))
+    plain = made = with_products_in(products, _plain_direction)(roots, gradients)
+    if isinstance(rule, Packaged):
+        made = with_products_in(products, rule.direction)(state, gradients)
     return (
         state,
         Worst(
@@ -166,8 +207,22 @@ def _step(rule: Rule, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
             worst.non_finite + ~jnp.isfinite(entry),
             jnp.maximum(worst.largest_entry, entry),
             jnp.minimum(worst.least_entry, entry),
+            jnp.minimum(worst.cosine, cosine(made, gradients)),
+            worst.ascents + ~(cosine(plain, gradients) > 0),
         ),
     ), None
+
+
+def _plain_direction(roots: Sides, gradients: jax.Array) -> jax.Array:
+    multiply = functools.partial(jnp.matmul, precision="highest")
+    return multiply(multiply(roots.left, gradients), roots.right)
+
+
+def cosine(directions: jax.Array, gradients: jax.Array) -> jax.Array:
+    """Of each tile; one for a zero gradient, which has no direction."""
+    product = jnp.sum(directions * gradients, axis=(1, 2))
+    found = product / (_norm(directions) * _norm(gradients))
+    return jnp.where(_norm(gradients) > 0, found, 1)
 
 
 def _largest_entry(roots: jax.Array) -> jax.Array:
@@ -197,19 +252,27 @@ def smallest_eigenvalues(roots: Sides) -> np.ndarray:
     return np.fmin(*found)
 
 
+def completed(
+    rows: list[dict[str, Any]],
+    tile: tuple[int, int],
+    rules: Sequence[Rule],
+    only: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """The rows, and those that they lack: of a tile, by rules, on some streams."""
+    streams = {stream.name: stream for stream in [*recorded(), *quadratics()]}
+    names = [n for n in [*MADE_UP, *streams] if only is None or n in only]
+    known = {row["rule"] for row in rows if row["tile"] == f"{tile[0]}x{tile[1]}"}
+    lacking = [rule for rule in rules if rule.name not in known]
+    repeated = np.stack([cut(streams[n], tile) for n in names if n in streams], 1)
+    return rows + endure(lacking, names, repeated, tile)
+
+
 def main() -> None:
     """Runs what the JSON lacks."""
-    streams = {stream.name: stream for stream in [*recorded(), *quadratics()]}
-    rows = results.rows("numerics_endurance")
-    known = {(row["rule"], row["tile"]) for row in rows}
-    large = [name for name in LARGE if name in SYNTHETIC or name in streams]
-    for tile, names in ((TILE, [*SYNTHETIC, *streams]), (LARGE_TILE, large)):
-        repeated = np.stack([cut(streams[n], tile) for n in names if n in streams], 1)
-        for rule in (PAPER, SUBSTEPPED, COMPOSITE, WHITENING):
-            if (rule.name, f"{tile[0]}x{tile[1]}") not in known:
-                rows += endure(rule, list(names), repeated, tile)
-                results.write("numerics_endurance", rows, seeds=[0])
-                print(tile, rule.name, flush=True)
+    for tile, only in ((TILE, None), (LARGE_TILE, LARGE)):
+        rows = results.rows("numerics_endurance")
+        rows = completed(rows, tile, (PAPER, SUBSTEPPED, COMPOSITE), only)
+        results.write("numerics_endurance", rows, seeds=[0])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from benchmarks.numerics.design import design
 from benchmarks.numerics.inverse_root import composite_rule
 from examples.shared.shampoo import ExactRoot, ShampooRule
 from jorge_optax import BinomialSeries, Preconditioner, Sides, Whitening
+from jorge_optax import Rule as PackageRule
 from jorge_optax._numerics import split_scale
 
 EPS = 1e-6
@@ -60,10 +61,15 @@ class Packaged:
     Attributes:
       name: how results call it.
       rule: the rule.
+      root_dtype: dtype of the roots; None is that of the gradients.
+      precision: what the rule is told of its products. On a CPU it changes nothing
+        else: see arithmetic.py, which rounds their inputs.
     """
 
     name: str
-    rule: BinomialSeries | ShampooRule | Whitening
+    rule: PackageRule
+    root_dtype: str | None = None
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
     @property
     def start(self) -> float:
@@ -73,8 +79,15 @@ class Packaged:
     def init(self, tiles: tuple[int, int, int], dtype: Any = jnp.float32) -> RuleState:
         """The state of n tiles of some rows and columns before the first refresh."""
         structs = {"": jax.ShapeDtypeStruct(tiles, dtype)}
-        kept = self.rule.init(structs, eps=EPS, dtype=jnp.dtype(dtype))
+        root_dtype = jnp.dtype(self.root_dtype or dtype)
+        kept = self.rule.init(structs, eps=EPS, dtype=root_dtype)
         return RuleState(kept.roots[""], kept.statistics)
+
+    def direction(self, state: RuleState, gradients: jax.Array) -> jax.Array:
+        """What the package makes of the gradients, behind its guard."""
+        kept = Preconditioner({"": state.roots}, state.extra)
+        made = self.rule.precondition(kept, {"": gradients}, precision=self.precision)
+        return made[""]
 
     def refresh(self, state: RuleState, gradients: jax.Array) -> RuleState:
         """One refresh, by the package's own code."""
@@ -83,7 +96,7 @@ class Packaged:
             {"": gradients},
             None,
             damping=0.0,
-            precision="highest",
+            precision=self.precision,
         )
         return RuleState(new.roots[""], new.statistics)
 

@@ -211,6 +211,27 @@ def _heavy(key: jax.Array, tile: tuple[int, int]) -> jax.Array:
     return jnp.asarray(_mixing(tile[0])) @ heavy
 
 
+@functools.cache
+def _bases(side: int) -> np.ndarray:
+    """Two bases of three vectors each, ``[2, side, 3]``."""
+    return np.random.default_rng(2).normal(size=(2, side, 3)).astype(np.float32)
+
+
+def _low_rank(key: jax.Array, tile: tuple[int, int], which: Any) -> jax.Array:
+    """Rank 3 within one of two bases, and noise of 0.001."""
+    core, noise = jax.random.split(key)
+    left, right = (jnp.asarray(_bases(side))[which] for side in tile)
+    core = jax.random.normal(core, (3, 3), jnp.float32)
+    return left @ core @ right.T + 1e-3 * jax.random.normal(noise, tile, jnp.float32)
+
+
+@functools.cache
+def _rotated(side: int) -> np.ndarray:
+    """A symmetric matrix of condition 1e4 in a random basis."""
+    basis = np.linalg.qr(np.random.default_rng(3).normal(size=(side, side)))[0]
+    return ((basis * np.geomspace(1, 1e-4, side)) @ basis.T).astype(np.float32)
+
+
 SYNTHETIC: dict[str, Callable[..., jax.Array]] = {
     "noise": lambda key, tile, t, event: _noise(key, tile),
     "rank 1, constant": lambda key, tile, t, event: jnp.outer(*map(_unit, tile)),
@@ -230,6 +251,21 @@ SYNTHETIC: dict[str, Callable[..., jax.Array]] = {
         jnp.where(t % 1000 == event, 1e-4, 1) * _noise(key, tile)
     ),
 }
+# Streams on which an attack turned directions with roots in bfloat16.
+HOSTILE: dict[str, Callable[..., jax.Array]] = {
+    "rank 3 and noise": lambda key, tile, t, event: _low_rank(key, tile, 0),
+    "rank 3, two bases in turn": lambda key, tile, t, event: _low_rank(
+        key, tile, t % 2
+    ),
+    "two bases, 500 each": lambda key, tile, t, event: _low_rank(
+        key, tile, t // 500 % 2
+    ),
+    "rotated, condition 1e4": lambda key, tile, t, event: (
+        jnp.asarray(_rotated(tile[0]))
+        @ jax.random.normal(key, tile, jnp.float32)
+        @ jnp.asarray(_rotated(tile[1]))
+    ),
+}
 EVENTS = {
     "noise": 100,  # no event: the neighbour of "one tiny gradient"
     "scale up by 1e3": 150,
@@ -246,7 +282,7 @@ def synthetic_gradient(
     """The gradient of a synthetic stream after t refreshes, float32."""
     key = jax.random.fold_in(jax.random.key(0), t)
     event = EVENTS.get(name, 0) if event is None else event
-    return SYNTHETIC[name](key, tile, t, event).astype(jnp.float32)
+    return {**SYNTHETIC, **HOSTILE}[name](key, tile, t, event).astype(jnp.float32)
 
 
 def synthetic(

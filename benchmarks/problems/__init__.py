@@ -8,6 +8,7 @@ from benchmarks.problems.problem import Problem
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "mlp": fashion.mlp,
     "autoencoder": fashion.autoencoder,
+    "autoencoder_long": fashion.long_autoencoder,
     "resnet": resnet.problem,
     "transformer": transformer.problem,
 }

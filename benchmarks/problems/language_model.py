@@ -1,27 +1,16 @@
 """A small transformer on bytes of the Python standard library's sources."""
 
 import functools
-import pathlib
-import sysconfig
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from examples.language_model.input_pipeline import pieces, text
+
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 128, 4, 2, 32
-
-
-@functools.cache
-def text() -> tuple[np.ndarray, np.ndarray]:
-    """Bytes for training and for validation: whole files, one in ten for the latter.
-
-    Only the modules at the top of the library, in the order of their names.
-    """
-    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    parts = [np.frombuffer(file.read_bytes(), np.uint8) for file in files]
-    train = [part for i, part in enumerate(parts) if i % 10]
-    return np.concatenate(train), np.concatenate(parts[::10])
+batch = functools.partial(pieces, context=CONTEXT)  # of source, generator and size
 
 
 def init(seed: int) -> dict:
@@ -80,7 +69,7 @@ def train(optimizer, seed: int, steps: int, every: int = 20):
     """Trains; returns pairs of step and validation loss."""
     training, validation = text()
     rng = np.random.default_rng(seed)
-    held_out = _batch(validation, np.random.default_rng(1234), 64)
+    held_out = batch(validation, np.random.default_rng(1234), 64)
     params = init(seed)
     state = optimizer.init(params)
 
@@ -97,12 +86,7 @@ def train(optimizer, seed: int, steps: int, every: int = 20):
 
     curve = []
     for start in range(0, steps, every):
-        batches = np.stack([_batch(training, rng, BATCH) for _ in range(every)])
+        batches = np.stack([batch(training, rng, BATCH) for _ in range(every)])
         params, state, value = run(params, state, batches)
         curve.append((start + every, float(value)))
     return curve
-
-
-def _batch(data: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
-    starts = rng.integers(len(data) - CONTEXT - 1, size=size)
-    return data[starts[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)

@@ -28,6 +28,7 @@ class Problem:
       central_rate: the middle of the first learning rates tried for SGD.
       adamw_leaves: names of the matrices that Muon leaves to AdamW by custom:
         embeddings and the last layer. Vectors are left to it anyway.
+      tuned_on: name of the problem that gives the learning rates; None is this one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Problem:
     larger_is_better: bool
     central_rate: float
     adamw_leaves: tuple[str, ...]
+    tuned_on: str | None = None
 
     @property
     def steps_between_evaluations(self) -> int:

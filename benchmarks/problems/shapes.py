@@ -185,6 +185,75 @@ def maskrcnn_resnet50_fpn(
     return _structs(shapes, dtype)
 
 
+def gpt2(layers: int = 12, width: int = 768, dtype: DTypeLike = jnp.float32) -> Tree:
+    """Parameter shapes of GPT-2, by default of its smallest size; tied embeddings.
+
+    Args:
+        layers: Number of blocks.
+        width: Of the residual stream.
+        dtype: Data type of all parameters.
+
+    Returns:
+        Nested dict of `jax.ShapeDtypeStruct`.
+    """
+    block = {
+        "norm1": _norm(width),
+        "qkv": _dense(width, 3 * width),
+        "project": _dense(width, width),
+        "norm2": _norm(width),
+        "up": _dense(width, 4 * width),
+        "down": _dense(4 * width, width),
+    }
+    shapes = {
+        "tokens": (50257, width),
+        "positions": (1024, width),
+        **{f"block{i}": block for i in range(layers)},
+        "norm": _norm(width),
+    }
+    return _structs(shapes, dtype)
+
+
+def llama(
+    layers: int,
+    width: int,
+    hidden: int,
+    keys: int,
+    vocabulary: int = 32000,
+    dtype: DTypeLike = jnp.float32,
+) -> Tree:
+    """Parameter shapes of Llama 2, with untied embeddings.
+
+    Args:
+        layers: Number of blocks.
+        width: Of the residual stream.
+        hidden: Width of the gated feed-forward layers.
+        keys: Width of all keys, and of all values.
+        vocabulary: Number of tokens.
+        dtype: Data type of all parameters.
+
+    Returns:
+        Nested dict of `jax.ShapeDtypeStruct`.
+    """
+    block = {
+        "norm1": (width,),
+        "query": (width, width),
+        "key": (width, keys),
+        "value": (width, keys),
+        "output": (width, width),
+        "norm2": (width,),
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
+    }
+    shapes = {
+        "tokens": (vocabulary, width),
+        **{f"block{i}": block for i in range(layers)},
+        "norm": (width,),
+        "head": (width, vocabulary),
+    }
+    return _structs(shapes, dtype)
+
+
 # Those whose cost is measured.
 MODELS = {
     "resnet18": lambda: resnet(18),

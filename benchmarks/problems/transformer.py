@@ -7,14 +7,15 @@ import numpy as np
 from benchmarks.harness import results
 from benchmarks.problems import language_model
 from benchmarks.problems.problem import Problem
+from examples.language_model.input_pipeline import text
 
 STEPS, BATCH = results.sized(300, 3), 16
 
 
 def problem() -> Problem:
     """Two blocks of width 128; cross-entropy of the next byte on 64 held-out pieces."""
-    validation, rng = language_model.text()[1], np.random.default_rng(1234)
-    held_out = jnp.asarray(language_model._batch(validation, rng, 64))
+    validation, rng = text()[1], np.random.default_rng(1234)
+    held_out = jnp.asarray(language_model.batch(validation, rng, 64))
     return Problem(
         name="transformer",
         steps=STEPS,
@@ -33,7 +34,7 @@ _loss = jax.jit(language_model.loss)
 
 
 def _batches(seed: int):
-    training = language_model.text()[0]
+    training = text()[0]
     rng = np.random.default_rng(seed)
     for _ in range(STEPS):
-        yield language_model._batch(training, rng, BATCH)
+        yield language_model.batch(training, rng, BATCH)

@@ -202,7 +202,7 @@ def summary() -> Table:
                 for rows in seeds
             ]
             found = [row for row in crossings if row]
-            plain = optimizer.removesuffix("/sgd-schedule")
+            plain = optimizer.partition("/")[0].partition(",")[0]
             table.append(
                 _summary_row(
                     title,
@@ -211,7 +211,7 @@ def summary() -> Table:
                     [row["seconds"] for row in found],
                     [rows[-1][comparison.metric] for rows in seeds],
                     comparison.target,
-                    costs[name, plain]["state_bytes"],
+                    costs.get((name, plain), {}).get("state_bytes"),
                 )
             )
     for name, title in (

@@ -9,6 +9,7 @@ import scipy.stats
 from benchmarks.harness import results
 from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.reports import workloads
+from examples.shared import compare
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -55,13 +56,15 @@ def _transformer() -> Runs:
     target = float(np.mean(adamw)) / 0.99
     for row in rows:
         finals.setdefault(row["variant"], {})[row["seed"]] = row["curve"][-1][1]
-        crossing = next((s for s, loss in row["curve"] if loss <= target), None)
-        steps.setdefault(row["variant"], {})[row["seed"]] = crossing
+        above = [i for i, (_, loss) in enumerate(row["curve"]) if loss > target]
+        below = row["curve"][above[-1] + 1 if above else 0 :]  # and stays there
+        reached = below[0][0] if below else None
+        steps.setdefault(row["variant"], {})[row["seed"]] = reached
     return Runs(finals, steps, target, False)
 
 
-def _segmentation() -> Runs:
-    comparison, data = workloads.read("segmentation")
+def _workload(name: str) -> Runs:
+    comparison, data = workloads.read(name)
     finals: dict[str, dict[int, float]] = {}
     steps: dict[str, dict[int, int | None]] = {}
     for row in data["rows"]:
@@ -69,19 +72,31 @@ def _segmentation() -> Runs:
             continue
         finals.setdefault(row["optimizer"], {})[row["seed"]] = row["final"]
         pairs = zip(row["steps"], row["curve"], strict=True)
-        steps.setdefault(row["optimizer"], {})[row["seed"]] = next(
-            (s for s, v in pairs if v is not None and v >= comparison.target), None
-        )
+        curve = [{"step": step, "value": value} for step, value in pairs]
+        reached = compare.crossing(curve, "value", comparison.target) or {}
+        steps.setdefault(row["optimizer"], {})[row["seed"]] = reached.get("step")
     return Runs(finals, steps, comparison.target, True)
 
 
+EXAMPLE = {  # names in the examples' workloads
+    "paper": "jorge/sgd-schedule",
+    "whitening": "jorge-whitening/sgd-schedule",
+    "twice": "jorge-whitening, twice SGD's length/sgd-schedule",
+    "by shape": "by-shape/default",
+    "by shape, tuned": "by-shape",
+}
 # Title, reader, digits, names of the columns' optimizers where they differ.
 WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {
     "small ResNet, CIFAR-10, accuracy": (lambda: _problem("resnet"), 3, {}),
     "thin DeepLabv3, scenes, mean IoU": (
-        _segmentation,
+        lambda: _workload("segmentation"),
         3,
-        {"paper": "jorge/sgd-schedule", "whitening": "jorge-whitening/sgd-schedule"},
+        EXAMPLE,
+    ),
+    "thin Mask R-CNN, scenes, AP of boxes": (
+        lambda: _workload("detection"),
+        3,
+        EXAMPLE,
     ),
     "transformer, bytes, loss": (
         _transformer,
@@ -90,11 +105,16 @@ WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {
             "muon": "muon, tuned",
             "paper": "jorge",
             "whitening": "jorge, whitening",
+            "twice": "jorge, whitening",
+            "once": "jorge, whitening, Adam's own length",
+            "whitening, tuned": "jorge, whitening, tuned",
             "by shape": "jorge, by shape",
+            "by shape, tuned": "jorge, by shape, tuned",
         },
     ),
     "MLP, Fashion-MNIST, accuracy": (lambda: _problem("mlp"), 4, {}),
     "autoencoder, Fashion-MNIST, loss": (lambda: _problem("autoencoder"), 1, {}),
+    "the same, 3,000 steps": (lambda: _problem("autoencoder_long"), 1, {}),
 }
 COLUMNS = {
     "sgd": "SGD, tuned",
@@ -105,14 +125,18 @@ COLUMNS = {
     "psgd": "PSGD-Kron, tuned",
     "paper": "Jorge, paper's rule",
     "whitening": "Jorge, whitening",
-    "by shape": "the same by shape, rate 0.05",
+    "by shape": "the same by shape, rate 0.04",
 }
 NAMES = {  # in the studies of benchmarks/problems
     "paper": "paper@10/sgd-rate",
     "whitening": "whitening@10/sgd-rate",
+    "twice": "whitening, twice SGD's length@10/sgd-rate",
+    "whitening, tuned": "whitening@10",
     "by shape": "by-shape@10/default",
+    "by shape, tuned": "by-shape@10",
 }
-
+TUNED = ("whitening, tuned", "by shape, tuned")
+RIVALS = ("muon", "soap", "kl-shampoo", "psgd")
 
 FEWEST = 3  # seeds that a cell needs
 
@@ -132,13 +156,19 @@ def _means(columns: list[str]) -> Table:
     for title, (read, digits, names) in WORKLOADS.items():
         runs, cells = read(), []
         for key in columns:
-            own = runs.finals.get(names.get(key, NAMES.get(key, key)), {})
+            own = _finals(runs, names, key)
             few = f" ({len(own)} seeds)" if len(own) != 5 else ""
-            values = list(own.values())
-            known = len(own) >= FEWEST
-            cells.append(f"{np.mean(values):.{digits}f}{few}" if known else "")
+            cells.append(f"{_mean(own):.{digits}f}{few}" if len(own) >= FEWEST else "")
         table.append([title, *cells])
     return ["mean over 5 seeds", *(COLUMNS[key] for key in columns)], table
+
+
+def _finals(runs: Runs, names: dict[str, str], key: str) -> dict[int, float]:
+    return runs.finals.get(names.get(key, NAMES.get(key, key)), {})
+
+
+def _mean(finals: dict[int, float]) -> float:
+    return float(np.mean(list(finals.values())))
 
 
 def paired() -> Table:
@@ -155,7 +185,7 @@ def paired() -> Table:
         table.append(
             [
                 title,
-                f"{np.mean(list(seeds.values())):.{digits}f} "
+                f"{_mean(seeds):.{digits}f} "
                 f"({', '.join(f'{seeds[s]:.{digits}f}' for s in sorted(seeds))})",
                 {"sgd": "SGD", "adamw": "AdamW"}[base],
                 _difference(seeds, runs.finals[base], digits),
@@ -165,6 +195,96 @@ def paired() -> Table:
         )
     header = ["workload", "whitening, mean (seeds)", "baseline", "minus the baseline"]
     return [*header, "steps to its target, ratio", "minus tuned Muon"], table
+
+
+def once_or_twice() -> Table:
+    """Whitened steps of the baseline's length and of twice that; rows: workloads."""
+    table = []
+    for title, (read, digits, names) in WORKLOADS.items():
+        runs = read()
+        base = "adamw" if title.startswith("transformer") else "sgd"
+        once = "once" if "once" in names else "whitening"
+        cells = [
+            ", ".join(f"{own[seed]:.{digits}f}" for seed in sorted(own)) or "not run"
+            for own in (_finals(runs, names, key) for key in (base, once, "twice"))
+        ]
+        table.append([title, *cells])
+    header = ["at the end, by seed", "SGD (transformer: AdamW)"]
+    return [*header, "whitening at its length", "at twice its length"], table
+
+
+def tuned() -> Table:
+    """The better of Jorge's two tuned lengths against the best tuned peer."""
+    table = []
+    for title, (read, digits, names) in WORKLOADS.items():
+        runs = read()
+        done = {key: _finals(runs, names, key) for key in (*TUNED, *RIVALS)}
+        done = {key: own for key, own in done.items() if len(own) >= FEWEST}
+        sign = -1 if runs.larger_is_better else 1
+        ranked = sorted(done, key=lambda key: sign * _mean(done[key]))
+        ours = next((key for key in ranked if key in TUNED), None)
+        peer = next((key for key in ranked if key in RIVALS), None)
+        if ours is None or peer is None:
+            continue
+        table.append(
+            [
+                title,
+                *(
+                    f"{_mean(done[key]):.{digits}f}" if key in done else "not run"
+                    for key in TUNED
+                ),
+                f"{COLUMNS[peer][: -len(', tuned')]}, {_mean(done[peer]):.{digits}f}",
+                _difference(done[ours], done[peer], digits),
+            ]
+        )
+    header = ["tuned, mean over seeds", "whitening", "by shape", "best peer"]
+    return [*header, "the better of the two minus the peer"], table
+
+
+def default_rate() -> Table:
+    """Steps by shape at the rate 0.04 against the tuned rate."""
+    table = []
+    for title, (read, digits, names) in WORKLOADS.items():
+        runs = read()
+        at_default, at_best = (
+            _finals(runs, names, key) for key in ("by shape", "by shape, tuned")
+        )
+        seeds = sorted(set(at_default) & set(at_best))
+        if len(seeds) < FEWEST:
+            continue
+        default, best = (
+            _mean({seed: finals[seed] for seed in seeds})
+            for finals in (at_default, at_best)
+        )
+        table.append(
+            [
+                title,
+                f"{default:.{digits}f}",
+                f"{best:.{digits}f}",
+                f"{default / best - 1:+.1%}",
+                _difference(at_default, at_best, digits),
+            ]
+        )
+    header = ["by shape, mean over seeds", "rate 0.04", "tuned rate"]
+    return [*header, "relative difference", "paired difference"], table
+
+
+def rate_search() -> Table:
+    """Steps by shape: rows are rates, columns problems, on the tuning seeds."""
+    rows = results.rows("default_rate")
+    problems = {"mlp": 4, "autoencoder": 1, "resnet": 4, "lm": 3}
+    table = []
+    for rate in sorted({row["learning_rate"] for row in rows}):
+        cells = []
+        for name, digits in problems.items():
+            key = {"problem": name, "learning_rate": rate}
+            own = [row for row in rows if key.items() <= row.items()]
+            seeds = {row["seed"]: row["final"] for row in own}
+            each = ", ".join(f"{seeds[seed]:.{digits}f}" for seed in sorted(seeds))
+            cells.append(f"{_mean(seeds):.{digits}f} ({each})" if seeds else "not run")
+        table.append([f"{rate:g}", *cells])
+    titles = ("MLP, accuracy", "autoencoder, loss", "ResNet, accuracy")
+    return ["learning rate", *titles, "transformer, loss"], table
 
 
 def _difference(ours: dict[int, float], theirs: dict[int, float], digits: int) -> str:

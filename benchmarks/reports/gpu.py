@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from benchmarks.gpu.causes import CAUSES
 from benchmarks.gpu.target import bound_seconds
 from benchmarks.harness import results
 from benchmarks.reports.rules import Table
@@ -24,7 +25,7 @@ MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
 ROOM_AND_TIME = ("temporary", "compile")
 RULES = ("jorge", "whitening")
 # Of the operations of a step, by the optimizer at an interval of 50.
-SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05}
+SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05, "maskrcnn_resnet50_fpn": 0.05}
 
 
 def gpu_compile() -> Table:
@@ -110,6 +111,31 @@ def gpu_bounds() -> Table:
     return header, table
 
 
+def gpu_causes() -> Table:
+    """Bytes of a plain update by cause, at the first and at the last commit."""
+    rows = results.read("gpu_causes")["rows"]
+    columns = []
+    for name in RULES:
+        own = [row for row in rows if row["optimizer"] == name]
+        columns += [own[0], own[-1]]
+    table = [
+        [words, *(f"{row['causes'][cause] / 1e9:.2f}" for row in columns)]
+        for cause, words in CAUSES.items()
+    ]
+
+    def add(words: str, numbers: Iterable[str]) -> None:
+        table.append([words, *numbers])
+
+    add("all", (f"{row['plain_bytes'] / 1e9:.2f}" for row in columns))
+    add("least", (f"{row['least_bytes'] / 1e9:.2f}" for row in columns))
+    times = (row["plain_bytes"] / row["least_bytes"] for row in columns)
+    add("times the least", (f"{x:.2f}" for x in times))
+    add("a refresh step, all", (f"{row['refresh_bytes'] / 1e9:.2f}" for row in columns))
+    add("operations", (str(row["plain_operations"]) for row in columns))
+    header = [f"{name}, {when}" for name in RULES for when in ("before", "after")]
+    return ["GB of a plain update of resnet50", *header], table
+
+
 def gpu_shares() -> Table:
     """Share of the optimizer in a step, with a refresh at every 50th."""
     data = results.read("gpu_steps")
@@ -131,6 +157,10 @@ def gpu_shares() -> Table:
                 f"{share:.2%}",
                 f"at most {most:.0%}: {'met' if share <= most else 'missed'}",
                 *(f"{_of_bound(d, mine, model):.1%}" for d in ("A100", "H100")),
+                *(
+                    f"{_of_bound(d, mine - flops['plain'], model, flops['plain']):.1%}"
+                    for d in ("A100", "H100")
+                ),
             ]
         )
     header = [
@@ -142,6 +172,8 @@ def gpu_shares() -> Table:
         "share",
         "aim",
         "share of the bound on time, A100",
+        "H100",
+        "the same with roots applied in TF32, A100",
         "H100",
     ]
     return header, table
@@ -203,6 +235,47 @@ def gpu_aims() -> Table:
     ]
     table = [[aim, found, "met" if met else "missed"] for aim, found, met in aims]
     return ["aim", "found, at worst", ""], table
+
+
+def gpu_staggering() -> Table:
+    """Staggered refreshes: the slowest step of an interval, and what is launched."""
+    data = results.read("gpu_staggering")
+    table = []
+    for row in data["rows"]:
+        bound = row["whole_step_bound_seconds"]
+        without, worst = bound["without refresh"], max(bound["staggered"])
+        least, most = (row[name]["operations"] for name in ("least", "most"))
+        flops, at_once = row["flops_of_steps"], row["flops_at_once"]
+        mean = sum(flops) / len(flops) - at_once["plain"]
+        table.append(
+            [
+                *_names(row),
+                f"{1e3 * without:.2f}",
+                f"{1e3 * bound['all at once']:.2f} "
+                f"({bound['all at once'] / without:.2f} times)",
+                f"{1e3 * worst:.2f} ({worst / without:.2f} times)",
+                f"{mean / (at_once['refresh'] / len(flops)):.3f}",
+                f"{least} to {most}",
+                f"{row['most']['traffic_bytes'] / 1e9:.2f}",
+                str(row["most"]["root_copied_bytes"]),
+                _graphs(row),
+                *_room_and_time(row),
+            ]
+        )
+    interval = data["provenance"]["update_interval"]
+    header = [
+        *("for", "model", "optimizer"),
+        "bound on a whole step without a refresh, ms",
+        "with all roots refreshed at once",
+        f"slowest staggered step at interval {interval}",
+        "operations of refreshes over those all at once",
+        "launched by an update",
+        "GB as compiled, at most",
+        "bytes of roots copied",
+        "CUDA graphs",
+        *ROOM_AND_TIME,
+    ]
+    return header, table
 
 
 def _names(row: dict) -> list[str]:
@@ -268,6 +341,7 @@ def _both(kinds: Iterable[str], values: dict, factor: float, digits: int) -> str
     return plain + "".join(f", refresh {text}" for text in refresh)
 
 
-def _of_bound(device: str, mine: float, model: float) -> float:
-    whole = bound_seconds(device, float32=mine, tf32=model)
-    return bound_seconds(device, float32=mine) / whole
+def _of_bound(device: str, mine: float, model: float, tf32: float = 0) -> float:
+    """Share of the optimizer; ``mine`` are its operations in float32."""
+    whole = bound_seconds(device, float32=mine, tf32=model + tf32)
+    return bound_seconds(device, float32=mine, tf32=tf32) / whole

@@ -16,22 +16,27 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.reports import (
+    contracts,
     costs,
+    demo,
+    distributed,
     evidence,
     gpu,
     plots,
+    robustness,
     rules,
     scaling,
+    staggering,
     workloads,
 )
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "examples").glob("**/README.md")),
 ]
-SLOT = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SLOT = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -112,20 +117,37 @@ TABLES = {
     **{
         function.__name__: _made(function)
         for function in (
+            contracts.contracts,
             costs.at_a_glance,
             costs.memory,
             costs.memory_runs,
             costs.steps,
             costs.summary,
             costs.updates,
+            demo.demo,
+            demo.demo_rates,
+            distributed.distributed,
+            distributed.distributed_fsdp,
+            distributed.distributed_gpu,
+            distributed.distributed_scale,
+            distributed.distributed_time,
+            distributed.gather_dtype,
+            evidence.default_rate,
             evidence.headline,
+            evidence.once_or_twice,
             evidence.paired,
             evidence.peers,
+            evidence.rate_search,
+            evidence.tuned,
             gpu.gpu_aims,
             gpu.gpu_bounds,
+            gpu.gpu_causes,
             gpu.gpu_compile,
             gpu.gpu_shares,
+            gpu.gpu_staggering,
             gpu.gpu_steps,
+            robustness.descent,
+            robustness.fuzz,
             rules.ablation,
             rules.numerics_arithmetic,
             rules.numerics_cosine,
@@ -139,6 +161,7 @@ TABLES = {
             scaling.scaling_interval,
             scaling.scaling_tile,
             scaling.scaling_width,
+            staggering.staggering,
         )
     },
     **{
@@ -149,7 +172,9 @@ TABLES = {
             rules.rates,
             rules.lengths,
         )
-        for problem in ("mlp", "autoencoder", "resnet", "transformer")
+        for problem in (
+            *("mlp", "autoencoder", "autoencoder_long", "resnet", "transformer"),
+        )
     },
     **{
         f"{function.__name__}_{name}": _made(function, name)
@@ -158,7 +183,7 @@ TABLES = {
             workloads.short,
             workloads.tuning,
         )
-        for name in ("classification", "segmentation")
+        for name in workloads.NAMES
     },
 }
 

@@ -2,7 +2,7 @@
 
 Next to the images, plots.json keeps a digest of the data that each was drawn from. Only
 plots that a page shows are drawn and checked. To draw one again although its data are
-the same, delete it first. demo.png is not made from results: ``make demo`` writes it.
+the same, delete it first.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.reports import numerics_plot, rule_plot, scaling_plot, workloads
+from benchmarks.reports import demo, numerics_plot, rule_plot, scaling_plot, workloads
 
 FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "images"
 DIGESTS = "plots.json"
@@ -38,6 +38,7 @@ def _styled(figure: Callable[[Any], Figure]) -> Callable[[Any, pathlib.Path], No
 
 PLOTS = {
     "composite.png": Plot(rule_plot.data, _styled(rule_plot.figure)),
+    "demo.png": Plot(demo.data, _styled(demo.figure)),
     "numerics_cosine.png": Plot(
         numerics_plot.cosine_data, _styled(numerics_plot.cosine_figure)
     ),
@@ -52,7 +53,7 @@ PLOTS = {
         f"{name}.png": Plot(
             functools.partial(workloads.plot_data, name), workloads.plot
         )
-        for name in ("classification", "segmentation")
+        for name in workloads.NAMES
     },
 }
 

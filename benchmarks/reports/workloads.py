@@ -9,11 +9,18 @@ from benchmarks.harness import results
 from benchmarks.harness.summary import paired_ratio
 from examples.shared import compare
 
+NAMES = (
+    *("classification", "segmentation"),
+    *("detection", "fasterrcnn", "fasterrcnn-cosine"),
+)
 ORDER = (
-    *("sgd", "adamw", "shampoo", "jorge", "jorge-composite"),
+    *("sgd", "adamw", "shampoo", "jorge", "jorge-composite", "jorge-whitening"),
     *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
     "jorge-whitening/sgd-schedule",
-    *("muon", "soap", "kl-shampoo", "psgd", "by-shape"),
+    "jorge-whitening, twice SGD's length/sgd-schedule",
+    *("muon", "soap", "kl-shampoo", "psgd"),
+    *("by-shape", "by-shape/default"),
+    *("from-adamw", "from-adamw, Adam's own length"),
 )
 Table = tuple[list[str], list[list[str]]]
 
@@ -36,6 +43,13 @@ def workload(name: str) -> Table:
             for row in data["rows"]
             if row["optimizer"] == optimizer and row["stage"] == "final"
         )
+        masks = [
+            row["last"]["segm_ap"]
+            for row in data["rows"]
+            if row["optimizer"] == optimizer
+            and row["stage"] == "final"
+            and "segm_ap" in row.get("last", {})
+        ]
         milliseconds = [1e3 * rows[-1]["seconds"] / rows[-1]["step"] for rows in seeds]
         table.append(
             [
@@ -44,7 +58,8 @@ def workload(name: str) -> Table:
                 ", ".join("missed" if s is None else str(s) for s in steps[optimizer]),
                 "" if optimizer == "sgd" else paired_ratio(ours, sgd),
                 ", ".join("missed" if s is None else f"{s:.0f}" for s in seconds),
-                f"{np.mean(finals):.4f} ({', '.join(f'{f:.4f}' for f in finals)})",
+                _mean(finals),
+                *([_mean(masks)] if masks else []),
                 f"{np.median(milliseconds):.0f}",
             ]
         )
@@ -55,6 +70,7 @@ def workload(name: str) -> Table:
         "over SGD's",
         "seconds to it",
         f"final {metric.replace('_', ' ')}, mean (seeds)",
+        *(["final segm ap, mean (seeds)"] if len(table[0]) > 7 else []),
         "ms a step",
     ], table
 
@@ -75,7 +91,7 @@ def short(name: str) -> Table:
             [
                 optimizer,
                 f"{own[0]['steps'][-1]} ({own[0]['share']:g} of {total})",
-                f"{np.mean(finals):.4f} ({', '.join(f'{f:.4f}' for f in finals)})",
+                _mean(finals),
                 f"{reached} of {len(finals)}",
             ]
         )
@@ -91,7 +107,7 @@ def tuning(name: str) -> Table:
         key = {"stage": "tune", "optimizer": optimizer}
         runs = [row for row in data["rows"] if key.items() <= row.items()]
         runs.sort(key=lambda row: row["learning_rate"])
-        pairs = (f"{row['learning_rate']:g}: {row['final']:.4f}" for row in runs)
+        pairs = (f"{row['learning_rate']:g}: {_final(row)}" for row in runs)
         table.append([optimizer, ", ".join(pairs)])
     metric = data["provenance"]["metric"].replace("_", " ")
     return ["", f"learning rate: final {metric}"], table
@@ -118,10 +134,12 @@ def read(name: str) -> tuple[compare.Comparison, dict[str, Any]]:
 
 
 def plot_data(name: str) -> dict[str, Any]:
-    """Returns the data of a workload's plot, of optimizers that there are."""
+    """Returns the data of a workload's plot, of optimizers that the examples have."""
     comparison, _ = read(name)
     runs = {
-        key: rows for key, rows in comparison.runs.items() if "composite" not in key
+        key: rows
+        for key, rows in comparison.runs.items()
+        if key.partition("/")[0] in compare.COLORS
     }
     return comparison._replace(runs=runs)._asdict()
 
@@ -129,6 +147,15 @@ def plot_data(name: str) -> dict[str, Any]:
 def plot(data: dict[str, Any], path: pathlib.Path) -> None:
     """Draws the plot of a workload."""
     compare.plot(compare.Comparison(**data), path)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.4f} ({', '.join(f'{value:.4f}' for value in values)})"
+
+
+def _final(row: dict[str, Any]) -> str:
+    loss, final = row["loss"][-1], row["final"]
+    return "diverged" if loss is None or final is None else f"{final:.4f}"
 
 
 def _at(rows: list[dict], metric: str, target: float, key: str) -> Any:

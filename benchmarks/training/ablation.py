@@ -20,7 +20,7 @@ Runs that the JSON holds are not repeated.
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,7 +31,16 @@ from benchmarks.problems import PROBLEMS, language_model
 from benchmarks.problems.training import trainer
 from benchmarks.training import adamw
 from benchmarks.training.prototypes import Corrected, RootsOnly, Tracked
-from jorge_optax import BinomialSeries, Tiling, Whitening, from_adamw, jorge
+from jorge_optax import (
+    BinomialSeries,
+    MatrixView,
+    Tiling,
+    Whitening,
+    default_view,
+    from_adamw,
+    jorge,
+    lengths,
+)
 
 SEEDS = {
     "mlp": results.sized((100, 101, 102), (100,)),
@@ -76,7 +85,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "no early refreshes": {"rule": Whitening(early_refreshes=0)},
     "20 early refreshes": {"rule": Whitening(early_refreshes=20)},
+    "corrected by the momentum": {"rule": Corrected(source="momentum")},
+    "last layer left to SGD": {"rule": Whitening(), "leave_out_last": True},
     # Its numbers.
+    "steps twice as long": {"rule": Whitening(), "scale": 2.0},
+    "steps three times as long": {"rule": Whitening(), "scale": 3.0},
+    "3 nodes, a product less": {"rule": Corrected(nodes=3)},
+    "roots start at 0.1": {"rule": Corrected(start=0.1)},
+    "roots start at 10": {"rule": Corrected(start=10.0)},
     "beta2 0.8": {"rule": Whitening(beta2=0.8)},
     "beta2 0.95": {"rule": Whitening(beta2=0.95)},
     "interval 1, beta2 0.99": {"rule": Whitening(0.99), "update_interval": 1},
@@ -125,9 +141,22 @@ def _problem(name: str):
     return PROBLEMS[name]()
 
 
-def run(name: str, variant: str, seeds) -> list[list]:
-    """Trains with each seed; returns the curves of the metric."""
-    options, rate = VARIANTS[variant], RATES[name]
+def _all_but(left_out: tuple[str, ...]) -> Callable[[str, tuple], Any]:
+    def view(path: str, shape: tuple) -> MatrixView | None:
+        return None if set(left_out) & set(path.split("/")) else default_view(shape)
+
+    return view
+
+
+def run(name: str, options: dict[str, Any], seeds) -> Iterator[list]:
+    """Trains with each seed in turn; returns the curves of the metric.
+
+    Args:
+      name: A problem of RATES.
+      options: Of jorge, and the keys that VARIANTS has beside them.
+      seeds: The seeds.
+    """
+    options, rate = {**options}, RATES[name]
     if name == "lm":
         config = from_adamw(
             adamw.schedule(rate),
@@ -136,17 +165,21 @@ def run(name: str, variant: str, seeds) -> list[list]:
             leave_out=("embed", "position", "head"),
         )
         tiling = config.kwargs()["tiling"]
-        options = {**options}
         if "tiling" in options:
             options["tiling"] = dataclasses.replace(
                 tiling, max_dim=options["tiling"].max_dim
             )
-        optimizer = config.optimizer(**options)
-        return [
+        scale = options.pop("scale", 1.0)
+        options["grafting"] = lengths.Adam(b2=adamw.B2, scale=scale)
+        optimizer = jorge(**config.kwargs() | options)
+        return (
             [value for _, value in language_model.train(optimizer, s, adamw.STEPS)]
             for s in seeds
-        ]
+        )
     problem = _problem(name)
+    options["grafting"] = lengths.SGD(options.pop("scale", 1.0))
+    if options.pop("leave_out_last", False):
+        options["tiling"] = Tiling(view=_all_but(problem.adamw_leaves))
     train = trainer(
         problem,
         lambda rate: jorge(
@@ -154,7 +187,7 @@ def run(name: str, variant: str, seeds) -> list[list]:
         ),
         evaluations=20,
     )
-    return [train(rate, seed) for seed in seeds]
+    return (train(rate, seed) for seed in seeds)
 
 
 def main() -> None:
@@ -173,7 +206,7 @@ def main() -> None:
             seeds = [seed for seed in SEEDS[name] if seed not in known]
             if not seeds:
                 continue
-            curves = run(name, variant, seeds)
+            curves = run(name, VARIANTS[variant], seeds)
             new = [
                 {
                     "problem": name,

@@ -6,14 +6,15 @@ Method: the problems of benchmarks/problems, each with a cosine schedule to 0, m
 end of the run: five learning rates of the ladder 1, 2, 5, 10, ...; while the best is at
 an edge, two more beyond it; in the end all families have tried equally many. Jorge and
 Shampoo are tuned at interval 10 and keep that rate at all intervals; names that end in
-/sgd-rate take SGD's instead, and by-shape@10/default has the rate 0.05 on all problems.
-Muon leaves vectors and the last layer to Adam at AdamW's tuned rate; SOAP and
-KL-Shampoo leave vectors to Adam at their own rate. Then five other seeds, the same
-batches and the same first parameters for all. The metric is taken at each 1% of a run.
-The target is 0.99 of the mean metric of SGD's seeds at the end (a loss: that over
-0.99). Ratios of steps are paired by seed: geometric mean and 95% t-interval of the
-logarithms.
-Answer: docs/results.md, from benchmarks/results/training_*.json.
+/sgd-rate take SGD's instead, and those that end in /default have the rate 0.04 on all
+problems ("whole layers": up to 1024 x 1024, in place of tiles of 256 x 256). Muon
+leaves vectors and the last layer to Adam at AdamW's tuned rate; SOAP and KL-Shampoo
+leave vectors to Adam at their own rate. Then five other seeds, the same batches and the
+same first parameters for all. The longer runs of the autoencoder have the rates that
+were tuned on its short ones. The metric is taken at each 1% of a run. The target is
+0.99 of the mean metric of SGD's seeds at the end (a loss: that over 0.99). Ratios of
+steps are paired by seed: geometric mean and 95% t-interval of the logarithms.
+Answer: docs/results/rules.md, from benchmarks/results/training_*.json.
 
     python -m benchmarks.training.comparison PROBLEM [--tune | --range | --final]
 
@@ -40,15 +41,18 @@ from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
 from examples.shared.shampoo import shampoo
-from jorge_optax import Whitening, from_scratch, jorge
+from jorge_optax import Tiling, Whitening, from_scratch, jorge, lengths
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
 SGD_RATE, DEFAULT = "/sgd-rate", "/default"
-DEFAULT_RATE = 0.05  # of steps by shape
+TWICE = "whitening, twice SGD's length"
+WHOLE = "by-shape, whole layers"
 ROOTS = ("paper", "shampoo")
-WHITENING = ("whitening@10/sgd-rate", "whitening@50/sgd-rate")
+WHITENING = tuple(
+    f"{family}@{k}{SGD_RATE}" for family in (TWICE, "whitening") for k in (10, 50)
+)
 PEERS = ("sgd", "adamw", "muon", "psgd", "soap", "kl-shampoo")
 TUNED = {  # name of a family to that of the optimizer it is tuned by
     **{name: name for name in PEERS},
@@ -56,14 +60,14 @@ TUNED = {  # name of a family to that of the optimizer it is tuned by
 }
 CENTRAL_RATES = {  # others: the problem's
     **{"adamw": 2e-3, "muon": 2e-2, "psgd": 2e-3, "soap": 5e-3, "kl-shampoo": 5e-3},
-    "by-shape": DEFAULT_RATE,
+    "by-shape": 5e-2,
 }
 FINAL = (
     *PEERS,
     *(f"{name}@{k}{SGD_RATE}" for k in (10, 50) for name in ROOTS),
     *WHITENING,
     *(f"{name}@10" for name in (*ROOTS, "whitening", "by-shape")),
-    f"by-shape@10{DEFAULT}",
+    *(f"{name}@10{DEFAULT}" for name in ("by-shape", WHOLE)),
 )
 
 Row = dict[str, Any]
@@ -103,9 +107,10 @@ def optimizer(
         return with_adam(make(MOMENTUM), schedule, b1=MOMENTUM, b2=B2)
     if family == "psgd":
         return psgd(schedule, MOMENTUM)
-    if family == "by-shape":
+    if family in ("by-shape", WHOLE):
         config = from_scratch(steps, momentum=MOMENTUM, update_interval=int(k))
-        return config.optimizer(learning_rate=schedule)
+        tiling = Tiling(1024 if family == WHOLE else 256)
+        return config.replace(learning_rate=schedule).optimizer(tiling=tiling)
     return _with_roots(family)(schedule, MOMENTUM, update_interval=int(k))
 
 
@@ -114,6 +119,8 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
         return jorge
     if family == "whitening":
         return functools.partial(jorge, rule=Whitening())
+    if family == TWICE:
+        return functools.partial(jorge, rule=Whitening(), grafting=lengths.SGD(2.0))
     if family == "shampoo":
         return shampoo
     raise ValueError(f"No optimizer {family!r}; there are {', '.join(TUNED)}.")
@@ -139,7 +146,10 @@ class Study:
 
     def rows(self, stage: str) -> list[Row]:
         """Returns the runs of a stage."""
-        return [row for row in self._read() if row["stage"] == stage]
+        rows = self._read()
+        if stage == "tune" and self.problem.tuned_on:
+            rows = results.rows(f"training_{self.problem.tuned_on}")
+        return [row for row in rows if row["stage"] == stage]
 
     def run(self, stage: str, name: str, rate: float, seed: int) -> None:
         """Trains once, unless the JSON has the run."""
@@ -173,7 +183,7 @@ class Study:
     def rate(self, name: str) -> float:
         """Returns the learning rate with which an optimizer runs in the end."""
         if name.endswith(DEFAULT):
-            return DEFAULT_RATE
+            return rates.BY_SHAPE
         family = name.partition("@")[0]
         return self.best("sgd" if name.endswith(SGD_RATE) else family)
 

@@ -12,7 +12,7 @@ n/m)) for m inputs and n outputs; the direction's own. Each pair is given five l
 rates, a factor 2 to 2.5 apart (where the best is at an edge, more beyond it), on the
 tuning seed; the best runs on three seeds. Rows "jorge" are the whole optimizer as users
 would write it, ``jorge(grafting=...)``, with no leaf left to Adam.
-Answer: docs/results.md, from benchmarks/results/length_PROBLEM.json.
+Answer: docs/results/rules.md, from benchmarks/results/length_PROBLEM.json.
 
     python -m benchmarks.training.lengths PROBLEM
 """

@@ -11,10 +11,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.numerics.inverse_root import PolynomialRoot
 from jorge_optax import Preconditioner, Sides
-from jorge_optax._whitening import COEFFICIENTS, NODES, largest_ratio
+from jorge_optax._whitening import largest_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +228,9 @@ class Corrected:
       ridge: Share of the trace that is added to the diagonal of a covariance.
       limited: Whether the spread of a root limits the weight of a correction.
       orthogonalize: Steps of Newton and Schulz after preconditioning.
+      nodes: Chebyshev nodes of the polynomial; 3 save a product a side.
+      source: What corrects the roots.
+      start: Multiple of the identity that roots start as.
       beta2: Weight of the past at a refresh.
       early_refreshes: The roots are refreshed at each of so many first steps.
     """
@@ -238,6 +242,9 @@ class Corrected:
     ridge: float = largest_ratio(0.9) ** -2
     limited: bool = False
     orthogonalize: int = 0
+    nodes: Literal[3, 5] = 5
+    source: Literal["gradient", "momentum"] = "gradient"
+    start: float = 1.0
     beta2: float = 0.9
     early_refreshes: int = 50
 
@@ -248,10 +255,11 @@ class Corrected:
 
     def refresh(self, kept, gradients, momenta, *, damping, precision):
         """Corrects both roots of each tile."""
-        del momenta, damping, precision
+        del damping, precision
+        source = gradients if self.source == "gradient" else momenta
         roots = {
             key: Sides(*jax.vmap(self._refresh_tile)(tiles, *kept.roots[key]))
-            for key, tiles in gradients.items()
+            for key, tiles in source.items()
         }
         return Preconditioner(roots, ())
 
@@ -260,7 +268,7 @@ class Corrected:
         size = jnp.sqrt(jnp.mean(g * g)) + 1e-30
         if self.normalize:
             g, size = g / size, 1.0
-        start = size ** (-1 / self.power)
+        start = self.start * size ** (-1 / self.power)
         a = jnp.where(jnp.trace(a) == 0, start * jnp.eye(rows), a)
         b = jnp.where(jnp.trace(b) == 0, start * jnp.eye(columns), b)
         # What whitens: the inverse square roots.
@@ -284,10 +292,14 @@ class Corrected:
         bound = jnp.sqrt(jnp.linalg.norm(w @ w)) + 1e-30
         weight = jnp.minimum(share / (1 - share), 10 / bound)
         z = 2 * w / bound - jnp.eye(len(w))
-        values = (1 + weight * bound * (1 + NODES) / 2) ** (-0.5 / self.power)
-        c0, c1, c2, c3, c4 = jnp.asarray(COEFFICIENTS, w.dtype) @ values
+        nodes = np.cos(np.pi * (2 * np.arange(self.nodes) + 1) / (2 * self.nodes))
+        solve = np.linalg.inv(np.vander(nodes, increasing=True))
+        values = (1 + weight * bound * (1 + nodes) / 2) ** (-0.5 / self.power)
+        terms = jnp.asarray(solve, w.dtype) @ values
         eye, z2 = jnp.eye(len(w)), z @ z
-        factor = c0 * eye + c1 * z + z2 @ (c2 * eye + c3 * z + c4 * z2)
+        factor = terms[0] * eye + terms[1] * z + terms[2] * z2
+        if self.nodes == 5:
+            factor += z2 @ (terms[3] * z + terms[4] * z2)
         root = (1 + weight) ** (1 / self.power) * factor @ root @ factor
         return (root + root.T) / 2
 

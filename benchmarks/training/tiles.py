@@ -6,7 +6,7 @@ change?
 Method: an MLP 784-512-512-10 on Fashion-MNIST, batch 256, learning rate 0.1, momentum
 0.9, no decay, constant rate, 400 steps; mean training loss of the last 50 steps; three
 seeds, the same for all.
-Answer: docs/results.md, from benchmarks/results/tiles_study.json.
+Answer: docs/results/rules.md, from benchmarks/results/tiles_study.json.
 
     python -m benchmarks.training.tiles
 """

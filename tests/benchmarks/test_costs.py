@@ -140,6 +140,24 @@ def test_a_training_step_learns(monkeypatch):
     assert losses[-1] < losses[0] - 0.5
 
 
+def test_a_step_of_mask_rcnn_has_the_papers_shapes():
+    step = training_steps.make("maskrcnn_resnet50_fpn", optax.sgd(0.02))
+    state, loss = jax.eval_shape(step.function, step.state, step.batch)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        jax.tree.leaves(state), jax.tree.leaves(step.state)
+    )
+    assert loss.shape == ()
+    assert step.batch["image"].shape == (4, 1344, 1344, 3)
+    batch = training_steps.random_batch(
+        "maskrcnn_resnet50_fpn",
+        training_steps.make("maskrcnn_resnet50_fpn", optax.sgd(1), size=64).batch,
+    )
+    boxes = np.asarray(batch["boxes"])
+    assert (boxes[..., 2:] > boxes[..., :2]).all()
+    assert boxes.max() <= 64
+    assert batch["label"].min() >= 1  # none is background
+
+
 def test_program_of_the_update_alone_is_the_optimizers():
     optimizer = optax.sgd(0.5)
     part = steps.Part("resnet18", 0, 0, 1, 1)

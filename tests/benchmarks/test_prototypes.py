@@ -37,6 +37,8 @@ def test_the_ablated_rule_with_all_its_parts_is_the_packages():
         {"coupled": False},
         {"normalize": False},
         {"orthogonalize": 2},
+        {"source": "momentum"},
+        {"start": 0.1},
     ],
 )
 def test_each_part_makes_a_difference(change):

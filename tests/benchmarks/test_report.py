@@ -64,7 +64,7 @@ def test_committed_plots_show_the_committed_data():
     assert plots.stale(pages) == []
     kept = json.loads((plots.FOLDER / plots.DIGESTS).read_text())
     images = {path.name for path in plots.FOLDER.glob("*.png")}
-    assert set(kept) == images - {"demo.png"}
+    assert set(kept) == images
 
 
 @pytest.mark.parametrize("plot", CHANGES)

@@ -1,0 +1,230 @@
+"""Makes the tables of docs/distributed.md."""
+
+import collections
+from typing import Any
+
+from benchmarks.harness import results
+from benchmarks.reports.rules import Table
+
+MODELS = {
+    "resnet50": "ResNet-50",
+    "gpt2_small": "GPT-2 small",
+    "gpt2_xl": "GPT-2 XL",
+    "llama2_7b": "Llama 2 7B",
+    "llama2_70b": "Llama 2 70B",
+}
+RULES = {
+    "series": "the paper's",
+    "whitening": "`Whitening`",
+    "shampoo": "exact-root Shampoo",
+}
+SPECS = "param_specs"
+
+
+def _rows(kind: str) -> list[dict[str, Any]]:
+    return [row for row in results.read("distributed")["rows"] if row["kind"] == kind]
+
+
+def _mib(value: float) -> str:
+    return f"{value / 2**20:.1f}"
+
+
+def _gib(value: float) -> str:
+    return f"{value / 2**30:.3g}"
+
+
+def distributed() -> Table:
+    """Rows: compiled updates."""
+    rows = _rows("compiled")
+    alone = {
+        (row["model"], row["rule"]): row["cpu_seconds"]
+        for row in rows
+        if row["devices"] == 1
+    }
+    table = []
+    for row in sorted(
+        rows, key=lambda r: (r["model"], list(RULES).index(r["rule"]), r["devices"])
+    ):
+        one = alone.get((row["model"], row["rule"]))
+        exchanged = [
+            f"{operation} of {_mib(size)}" for operation, _, size in row["collectives"]
+        ]
+        table.append(
+            [
+                MODELS[row["model"]],
+                RULES[row["rule"]],
+                str(row["devices"]),
+                _mib(row["state_bytes"]),
+                f"{_mib(row['adamw_bytes'])}, {_mib(row['adamw_fsdp_bytes'])}",
+                ", ".join(exchanged) or "none",
+                f"{row['flops']['refresh'] / 1e9:.1f}",
+                f"{row['less_by']:.2f}",
+                str(row["decompositions"]),
+                f"{row['cpu_seconds'] / one:.2f}" if one else "",
+            ]
+        )
+    header = [
+        "model",
+        "rule",
+        "devices",
+        "state a device, MiB",
+        "AdamW's replicated, by FSDP",
+        "exchanged in a step, MiB",
+        "refresh a device, GFLOP",
+        "less by",
+        "decompositions",
+        "compile time over one device's",
+    ]
+    return header, table
+
+
+def distributed_fsdp() -> Table:
+    """Rows: compiled updates of divided parameters."""
+    table = []
+    for row in sorted(_rows("fsdp"), key=lambda r: (r["model"], r["way"])):
+        counts = collections.Counter(operation for operation, *_ in row["collectives"])
+        exchanged = sum(size for *_, size in row["collectives"])
+        table.append(
+            [
+                MODELS[row["model"]],
+                f"`{SPECS}`" if row["way"] == "all-to-alls" else f"without `{SPECS}`",
+                ", ".join(f"{n} {name}" for name, n in sorted(counts.items())),
+                _mib(exchanged),
+                f"{exchanged / row['parameter_bytes']:.2f}",
+                _mib(row["state_bytes"]),
+                _mib(row["temporary_bytes"]),
+            ]
+        )
+    header = [
+        "model",
+        "",
+        "collectives",
+        "exchanged in a step, MiB",
+        "over the parameters' bytes",
+        "state a device, MiB",
+        "temporary memory, MiB",
+    ]
+    return header, table
+
+
+def distributed_gpu() -> Table:
+    """Rows: updates compiled for one GPU, and for each of eight."""
+    names = {"jorge": "series"}
+    whole = {
+        (row["model"], row["rule"]): row["state_bytes"]
+        for row in _rows("compiled")
+        if row["devices"] == 1
+    }
+    alone = [
+        {**row, "rule": names.get(row["optimizer"], row["optimizer"]), "gpus": 1}
+        for row in results.read("gpu_compile")["rows"]
+    ]
+    spread = results.read("gpu_spread")["rows"]
+    models = {row["model"] for row in spread}
+    rows = [r for r in alone if r["model"] in models and r["rule"] in RULES] + spread
+    table = []
+    for row in sorted(rows, key=_gpu_order):
+        exchanged = [
+            f"{operation} of {_mib(size)}"
+            for operation, _, size in row.get("collectives", ())
+        ]
+        outside = sum(row["outside_of_graphs"].values())
+        state = row.get("state_bytes", whole.get((row["model"], row["rule"])))
+        table.append(
+            [
+                RULES[row["rule"]],
+                f"{row['gpus']} {row['device']}" + _divided(row),
+                "" if state is None else _mib(state),
+                _mib(row["temporary_bytes"]),
+                ", ".join(exchanged) or "none",
+                f"{row['plain']['operations']}, {row['refresh']['operations']}",
+                str(row["cuda_graphs"]),
+                str(outside),
+            ]
+        )
+    header = [
+        "rule",
+        "GPUs",
+        "state a GPU, MiB",
+        "temporary memory, MiB",
+        "exchanged in a step, MiB",
+        "operations, plain and refresh",
+        "CUDA graphs",
+        "operations outside of them",
+    ]
+    return header, table
+
+
+def _gpu_order(row: dict[str, Any]) -> Any:
+    rule = list(RULES).index(row["rule"])
+    return rule, row["device"], row["gpus"], row.get("parameters", "") == "fsdp"
+
+
+def _divided(row: dict[str, Any]) -> str:
+    return ", FSDP" if row.get("parameters") == "fsdp" else ""
+
+
+def gather_dtype() -> Table:
+    """Rows: problems; the losses of all seeds, and their paired difference."""
+    rows = results.read("gather_dtype")["rows"]
+    table = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row["loss"] for row in rows if row["case"] == case]
+        losses = {
+            dtype: [loss[dtype] for loss in own] for dtype in ("float32", "bfloat16")
+        }
+        differences = [loss["bfloat16"] - loss["float32"] for loss in own]
+        table.append(
+            [
+                case,
+                *(", ".join(f"{x:.4f}" for x in found) for found in losses.values()),
+                f"{sum(differences) / len(differences):+.4f}",
+            ]
+        )
+    return ["loss, by seed", "float32", "bfloat16", "mean difference"], table
+
+
+def distributed_time() -> Table:
+    """Rows: numbers of devices."""
+    rows = _rows("timed")
+    table = [
+        [
+            str(row["devices"]),
+            *(f"{1e3 * row['seconds'][rule]:.0f} ms" for rule in ("series", "shampoo")),
+            f"{row['ratio']:.1f}",
+        ]
+        for row in sorted(rows, key=lambda r: r["devices"])
+    ]
+    header = ["devices", "Jorge", "exact-root Shampoo", "Shampoo's over Jorge's"]
+    return header, table
+
+
+def distributed_scale() -> Table:
+    """Rows: calculated models and devices, by the paper's rule."""
+    table = [
+        [
+            MODELS[row["model"]],
+            f"{row['parameters'] / 1e9:.3g}",
+            str(row["devices"]),
+            _gib(row["state_bytes"]),
+            _gib(row["adamw_fsdp_bytes"]),
+            f"{row['flops']['refresh'] / 1e12:.3g}",
+            f"{row['over_ideal']:.0%}",
+            _gib(row["gather_bytes"]),
+            _gib(2 * row["gradient_bytes"] / row["devices"]),
+        ]
+        for row in _rows("calculated")
+        if row["rule"] == "series"
+    ]
+    header = [
+        "model",
+        "parameters, 10^9",
+        "devices",
+        "state a device, GiB",
+        "AdamW's by FSDP",
+        "refresh a device, TFLOP",
+        "over an equal share",
+        "gathered in a step, GiB",
+        "by all-to-alls under FSDP, GiB, at least",
+    ]
+    return header, table
