@@ -1,6 +1,7 @@
 """Documentation that cannot drift: it is run, and compared with the code."""
 
 import inspect
+import operator
 import pathlib
 import re
 import subprocess
@@ -10,12 +11,13 @@ import jax
 import pytest
 
 import jorge_optax
+from benchmarks.reports import contracts
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -61,6 +63,22 @@ def test_documented_defaults_are_the_real_ones():
     assert "`momentum`, whose default is `None` there" in section
 
 
+def test_documented_defaults_of_rules_and_lengths_are_the_real_ones():
+    text = (ROOT / "docs" / "api.md").read_text()
+    section = text.split("## Rules", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| `([\w.]+)\.(\w+)` \| `(.*?)` \|", section, re.MULTILINE)
+    assert len(rows) >= 8
+    for owner, name, default in rows:
+        owner = operator.attrgetter(owner)(jorge_optax)
+        real = inspect.signature(owner).parameters[name].default
+        assert eval(default) == real, (owner, name)
+
+
+def test_the_table_of_contracts_has_every_test_of_the_suite_once():
+    named = [name for _, _, *names in contracts.ROWS for name in names]
+    assert sorted([*named, *contracts.CONTROLS]) == sorted(contracts.tests())
+
+
 def test_newest_changelog_entry_is_this_version():
     text = (ROOT / "CHANGELOG.md").read_text()
     unreleased, newest, *_ = re.findall(r"^## (.+)$", text, re.MULTILINE)
@@ -75,11 +93,22 @@ def test_the_citation_is_of_this_version():
     assert version == jorge_optax.__version__
 
 
+def anchors(page):
+    """Returns the anchors of the page's headings, as GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(
+            r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", page.read_text()
+        ):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in anchors(place), f"{page.name}: {target}#{anchor}"
 
 
 def test_tables_are_made_from_the_committed_results():

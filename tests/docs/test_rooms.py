@@ -8,7 +8,8 @@ import pytest
 
 TESTS = pathlib.Path(__file__).parents[1]
 # The package, what it depends on, and what the extra `test` installs.
-OF_THE_TEST_EXTRA = {"chex", "jax", "jorge_optax", "numpy", "optax", "pytest"}
+OF_THE_TEST_EXTRA = {"chex", "hypothesis", "jax", "jorge_optax", "numpy", "optax"}
+OF_THE_TEST_EXTRA |= {"pytest"}
 
 
 def imports(source: str) -> set[str]:
