@@ -66,6 +66,7 @@ STUDIES = (
     Study("gpu.spread", 15, (CUDA,)),
     Study("gpu.causes", 5, (CUDA,)),
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
+    Study("cost.examples", 15),
     Study("cost.rules", 1),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),

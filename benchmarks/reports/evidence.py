@@ -79,6 +79,7 @@ def _workload(name: str) -> Runs:
 
 
 EXAMPLE = {  # names in the examples' workloads
+    "shampoo": "shampoo/sgd-schedule",
     "paper": "jorge/sgd-schedule",
     "whitening": "jorge-whitening/sgd-schedule",
     "twice": "jorge-whitening, twice SGD's length/sgd-schedule",
@@ -103,6 +104,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {
         3,
         {
             "muon": "muon, tuned",
+            "shampoo": "shampoo",
             "paper": "jorge",
             "whitening": "jorge, whitening",
             "twice": "jorge, whitening",
@@ -123,11 +125,13 @@ COLUMNS = {
     "soap": "SOAP, tuned",
     "kl-shampoo": "KL-Shampoo, tuned",
     "psgd": "PSGD-Kron, tuned",
+    "shampoo": "Shampoo, exact roots",
     "paper": "Jorge, paper's rule",
     "whitening": "Jorge, whitening",
     "by shape": "the same by shape, rate 0.04",
 }
 NAMES = {  # in the studies of benchmarks/problems
+    "shampoo": "shampoo@10",
     "paper": "paper@10/sgd-rate",
     "whitening": "whitening@10/sgd-rate",
     "twice": "whitening, twice SGD's length@10/sgd-rate",
@@ -143,7 +147,8 @@ FEWEST = 3  # seeds that a cell needs
 
 def headline() -> Table:
     """Rows: workloads; columns: optimizers; the mean over seeds."""
-    return _means([key for key in COLUMNS if key not in ("soap", "kl-shampoo", "psgd")])
+    others = ("soap", "kl-shampoo", "psgd", "shampoo")
+    return _means([key for key in COLUMNS if key not in others])
 
 
 def peers() -> Table:

@@ -27,6 +27,7 @@ from benchmarks.reports import (
     rules,
     scaling,
     staggering,
+    timings,
     workloads,
 )
 
@@ -162,6 +163,8 @@ TABLES = {
             scaling.scaling_tile,
             scaling.scaling_width,
             staggering.staggering,
+            timings.example_steps,
+            timings.example_updates,
         )
     },
     **{

@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.harness.summary import paired_ratio, steps_to
+from benchmarks.training.ablation import VARIANTS
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -315,7 +316,8 @@ def ablation() -> Table:
         "lm": ("transformer, loss", 3),
     }
     table = []
-    for variant in dict.fromkeys(["the rule", *(row["variant"] for row in rows)]):
+    known = {row["variant"] for row in rows}
+    for variant in (name for name in VARIANTS if name in known):
         cells = []
         for problem, (_, digits) in problems.items():
             runs = [

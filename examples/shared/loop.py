@@ -268,6 +268,15 @@ def _make_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(places or whole, whole))
 
 
+def make_step_and_state(
+    task: Task, optimizer: optax.GradientTransformation, seed: int
+) -> tuple[Any, TrainState]:
+    """Returns the jitted step of training on one device, and the state at its start."""
+    graph, state = _start(task, optimizer, seed)
+    whole = devices.place(1).whole
+    return _make_step(task, graph, optimizer, seed, whole), devices.put(state, whole)
+
+
 def _compile(step: Any, *arguments: Any) -> tuple[Any, float]:
     start = time.perf_counter()
     compiled = step.lower(*arguments).compile()

@@ -15,7 +15,7 @@ from examples.detection import train as detection
 from examples.detection.configs import CONFIGS as DETECTION
 from examples.segmentation import train as segmentation
 from examples.segmentation.configs import CONFIGS as SEGMENTATION
-from examples.shared import devices, loop, optimizers, scenes
+from examples.shared import loop, optimizers, scenes
 
 # Of pycocotools, with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
@@ -59,9 +59,8 @@ def first_steps(module, config, folder, *, batch=4, size=32, steps=2):
         steps=config.epochs * task.steps_per_epoch,
         steps_per_epoch=task.steps_per_epoch,
     )
-    graph, state = loop._start(task, built.transformation, seed=0)
+    step, state = loop.make_step_and_state(task, built.transformation, seed=0)
     before = jax.tree.map(np.asarray, state.params)
-    step = loop._make_step(task, graph, built.transformation, 0, devices.place(1).whole)
     batches = task.train(0)
     for _ in range(steps):
         state, loss = step(state, next(batches))
