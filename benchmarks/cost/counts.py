@@ -23,7 +23,8 @@ class Products(NamedTuple):
     Products inside a conditional belong to the refresh: the branch that keeps the roots
     has no products, and neither has the other conditional, which repairs steps. A
     choice by platform does not count as a conditional, since compilers know the
-    platform; the default branch is counted, not the one for CPUs.
+    platform; the default branch is counted, not the one for CPUs. Products in a scan
+    count once for each of its steps, those in a loop of unknown length once.
 
     Attributes:
       plain: operations of each product that every step computes.
@@ -67,10 +68,13 @@ def count_products(jaxpr) -> Products:
             refresh += largest.plain + largest.refresh
             conditionals += 1 + sum(branch.conditionals for branch in found)
         else:
+            times = (
+                equation.params["length"] if equation.primitive.name == "scan" else 1
+            )
             for inner in _inner_jaxprs(equation):
                 more = count_products(inner)
-                plain += more.plain
-                refresh += more.refresh
+                plain += times * more.plain
+                refresh += times * more.refresh
                 conditionals += more.conditionals
     return Products(plain, refresh, conditionals)
 
