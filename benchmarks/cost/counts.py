@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from jorge_optax import Tiling
 from jorge_optax._stacks import plan_tree
@@ -174,3 +175,15 @@ def tree_bytes(tree) -> int:
         math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
     )
+
+
+def least_bytes(state, params) -> dict[str, int]:
+    """Returns the bytes that an update must read or write, except gradients.
+
+    Parameters and state are read and written; on a plain step roots are read only, and
+    the statistics of a rule that has them rest.
+    """
+    roots = tree_bytes(optax.tree.get(state, "roots", ()))
+    rest = tree_bytes(optax.tree.get(state, "statistics", ()))
+    all_ = 2 * (tree_bytes(params) + tree_bytes(state))
+    return {"plain": all_ - roots - 2 * rest, "refresh": all_}
