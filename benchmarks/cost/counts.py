@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from jorge_optax import Tiling
 from jorge_optax._stacks import plan_tree
@@ -23,7 +24,8 @@ class Products(NamedTuple):
     Products inside a conditional belong to the refresh: the branch that keeps the roots
     has no products, and neither has the other conditional, which repairs steps. A
     choice by platform does not count as a conditional, since compilers know the
-    platform; the default branch is counted, not the one for CPUs.
+    platform; the default branch is counted, not the one for CPUs. Products in a scan
+    count once for each of its steps, those in a loop of unknown length once.
 
     Attributes:
       plain: operations of each product that every step computes.
@@ -67,10 +69,13 @@ def count_products(jaxpr) -> Products:
             refresh += largest.plain + largest.refresh
             conditionals += 1 + sum(branch.conditionals for branch in found)
         else:
+            times = (
+                equation.params["length"] if equation.primitive.name == "scan" else 1
+            )
             for inner in _inner_jaxprs(equation):
                 more = count_products(inner)
-                plain += more.plain
-                refresh += more.refresh
+                plain += times * more.plain
+                refresh += times * more.refresh
                 conditionals += more.conditionals
     return Products(plain, refresh, conditionals)
 
@@ -170,3 +175,15 @@ def tree_bytes(tree) -> int:
         math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
     )
+
+
+def least_bytes(state, params) -> dict[str, int]:
+    """Returns the bytes that an update must read or write, except gradients.
+
+    Parameters and state are read and written; on a plain step roots are read only, and
+    the statistics of a rule that has them rest.
+    """
+    roots = tree_bytes(optax.tree.get(state, "roots", ()))
+    rest = tree_bytes(optax.tree.get(state, "statistics", ()))
+    all_ = 2 * (tree_bytes(params) + tree_bytes(state))
+    return {"plain": all_ - roots - 2 * rest, "refresh": all_}

@@ -1,18 +1,25 @@
-"""Calculates what one of several devices keeps, computes and sends, by arithmetic.
+"""Calculates what an update keeps, computes, moves and sends, on one or more devices.
 
-python -m benchmarks.cost.shares gpt2_small --devices 8 64 --rule whitening
+By arithmetic: nothing is allocated or compiled. The time is bounded from below.
+
+    python -m benchmarks.cost.shares llama2_7b --rule whitening --root-dtype bfloat16
+    python -m benchmarks.cost.shares gpt2_small --devices 8 64 --interval 50
 """
 
 import argparse
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.cost.counts import Flops, matmul_flops, tree_bytes
+from benchmarks.baselines.muon import muon
+from benchmarks.cost.contenders import kernel_dimensions
+from benchmarks.cost.counts import Flops, least_bytes, matmul_flops, tree_bytes
+from benchmarks.gpu import target
 from benchmarks.problems import shapes
 from examples.shared.shampoo import ShampooRule
 from jorge_optax import BinomialSeries, MatrixView, Rule, Tiling, Whitening, jorge
@@ -31,9 +38,64 @@ RULES: dict[str, Rule] = {
     "whitening": Whitening(),
     "shampoo": ShampooRule(),
 }
-
+# Muon orthogonalizes every matrix, embeddings included, as Jorge preconditions them.
+BASELINES: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "adamw": lambda: optax.adamw(1e-3),
+    "muon": lambda: muon(optax.constant_schedule(0.02), kernel_dimensions),
+}
 
 Stacks = tuple[tuple[str, tuple[int, int, int]], ...]
+
+
+class Cost(NamedTuple):
+    """What an update keeps, computes and moves on one device.
+
+    Attributes:
+      state_bytes: the state that it keeps.
+      flops: operations of matrix products, of each step and what a refresh adds.
+      least_bytes: bytes that a plain step and a step with a refresh read or write at
+        least: see `benchmarks.cost.counts.least_bytes`, here with the gradients.
+    """
+
+    state_bytes: int
+    flops: Flops
+    least_bytes: dict[str, int]
+
+    def mean_flops(self, interval: int) -> float:
+        """Operations of a step, with a refresh at one of `interval` steps."""
+        return self.flops.plain + self.flops.refresh / interval
+
+    def mean_bytes(self, interval: int) -> float:
+        """Least bytes of a step, with a refresh at one of `interval` steps."""
+        return _mean(self.least_bytes, interval)
+
+    def bounds(
+        self, device: str, precision: str = "float32", refresh_precision: str = ""
+    ) -> dict[str, float]:
+        """Bounds the seconds of a plain step and of a step with a refresh from below.
+
+        Args:
+          device: Name in `benchmarks.gpu.target.DEVICES`.
+          precision: Of the products of each step, "float32" or "tf32".
+          refresh_precision: Of the products that a refresh adds; empty if the same.
+        """
+        plain = dict.fromkeys(target.PEAKS[device], 0)
+        plain[precision] += self.flops.plain
+        refresh = dict(plain)
+        refresh[refresh_precision or precision] += self.flops.refresh
+        return {
+            kind: target.bound_seconds(device, **flops, bytes_=self.least_bytes[kind])
+            for kind, flops in (("plain", plain), ("refresh", refresh))
+        }
+
+    def mean_bound(self, device: str, interval: int, *precisions: str) -> float:
+        """Mean of :meth:`bounds` over the steps of an interval."""
+        return _mean(self.bounds(device, *precisions), interval)
+
+
+def _mean(values: dict[str, Any], interval: int) -> float:
+    return values["plain"] + (values["refresh"] - values["plain"]) / interval
 
 
 class Share(NamedTuple):
@@ -41,7 +103,9 @@ class Share(NamedTuple):
 
     Attributes:
       state_bytes: the state that it keeps.
-      flops: operations of matrix products, of each step and of a refresh.
+      flops: operations of matrix products, of each step and what a refresh adds.
+      least_bytes: as in :class:`Cost`, for its own tiles and all that has no tiles;
+        without what it sends and receives.
       decompositions: of symmetric matrices, in a refresh: those of Shampoo.
       gather_bytes: size of the buffer of all preconditioned tiles, which it has after
         the all-gather; it receives this much but for its own share.
@@ -51,18 +115,26 @@ class Share(NamedTuple):
 
     state_bytes: int
     flops: Flops
+    least_bytes: dict[str, int]
     decompositions: int
     gather_bytes: int
     gradient_bytes: int
     over_ideal: float
 
+    @property
+    def cost(self) -> Cost:
+        """Returns what does not concern other devices."""
+        return Cost(self.state_bytes, self.flops, self.least_bytes)
+
 
 def calculate(
     params: Any,
-    devices: int,
+    devices: int = 1,
     rule: Rule | None = None,
     *,
     tiling: Tiling | None = None,
+    root_dtype: str = "float32",
+    accumulator_dtype: str = "float32",
     gather_dtype: str = "float32",
 ) -> Share:
     """Calculates the share of one device; allocates and compiles nothing.
@@ -72,48 +144,96 @@ def calculate(
       devices: Number of devices that the tiles are spread over.
       rule: As for `jorge_optax.jorge`.
       tiling: As for `jorge_optax.jorge`.
+      root_dtype: As for `jorge_optax.jorge`.
+      accumulator_dtype: As for `jorge_optax.jorge`.
       gather_dtype: As for `jorge_optax.Spread`.
     """
     tiling = tiling or Tiling()
     plan = plan_tree(params, tiling)
     leaves = zip(plan.leaves, jax.tree.leaves(params), strict=True)
     rest = [leaf for own, leaf in leaves if own.view is None]
-    rest_state = jax.eval_shape(jorge(0.1, rule=rule).init, rest)
+
+    options = rule, root_dtype, accumulator_dtype
+    optimizer = _make(*options)
 
     share = share_stacks(plan.stacks, devices)
     all_tiles = tuple(plan.stacks.items())
-    state_bytes, flops = _trace(tuple(share.items()), all_tiles, tiling.max_dim, rule)
-    _, whole = _trace(all_tiles, all_tiles, tiling.max_dim, rule)
+    own = _trace(tuple(share.items()), all_tiles, tiling.max_dim, *options)
+    whole = _trace(all_tiles, all_tiles, tiling.max_dim, *options)
+    others = _cost(optimizer, rest)
     # Scalars stand for the stacks that the rest has not; both have a count.
-    scalars = tree_bytes(jax.eval_shape(jorge(0.1, rule=rule).init, []))
+    scalars = _cost(optimizer, [])
     sizes = {key: math.prod(shape) for key, shape in share.items()}
     return Share(
-        state_bytes=state_bytes + tree_bytes(rest_state) - scalars,
-        flops=flops,
+        state_bytes=own.state_bytes + others.state_bytes - scalars.state_bytes,
+        flops=own.flops,
+        least_bytes={
+            kind: value + others.least_bytes[kind] - scalars.least_bytes[kind]
+            for kind, value in own.least_bytes.items()
+        },
         decompositions=sum(2 * n for n, *_ in share.values())
         * isinstance(rule, ShampooRule),
         gather_bytes=devices * sum(sizes.values()) * jnp.dtype(gather_dtype).itemsize,
         gradient_bytes=4 * sum(math.prod(shape) for shape in plan.stacks.values()),
-        over_ideal=devices * flops.refresh / whole.refresh - 1,
+        over_ideal=devices * own.flops.refresh / whole.flops.refresh - 1,
     )
 
 
 @functools.cache
 def _trace(
-    stacks: Stacks, all_stacks: Stacks, max_dim: int, rule: Rule | None
-) -> tuple[int, Flops]:
-    """Returns the state of these stacks, and the operations of their update."""
-    optimizer = jorge(0.1, rule=rule, tiling=Tiling(max_dim, _view_tiles))
+    stacks: Stacks,
+    all_stacks: Stacks,
+    max_dim: int,
+    rule: Rule | None,
+    root_dtype: str = "float32",
+    accumulator_dtype: str = "float32",
+) -> Cost:
+    """Returns what the update of these stacks costs."""
+    tiling = Tiling(max_dim, _view_tiles)
+    optimizer = _make(rule, root_dtype, accumulator_dtype, tiling)
     tiles = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in stacks}
-    state = jax.eval_shape(optimizer.init, tiles)
     with counting_all(dict(all_stacks)):
-        return tree_bytes(state), matmul_flops(optimizer.update, tiles, state)
+        return _cost(optimizer, tiles)
+
+
+def _make(
+    rule: Rule | None,
+    root_dtype: str,
+    accumulator_dtype: str,
+    tiling: Tiling | None = None,
+) -> optax.GradientTransformation:
+    return jorge(
+        0.1,
+        rule=rule,
+        tiling=tiling,
+        root_dtype=root_dtype,
+        accumulator_dtype=accumulator_dtype,
+    )
+
+
+def _cost(optimizer: optax.GradientTransformation, params: Any) -> Cost:
+    """Returns what an update of all these parameters costs on one device."""
+    state = jax.eval_shape(optimizer.init, params)
+    gradients = tree_bytes(params)
+    least = {kind: x + gradients for kind, x in least_bytes(state, params).items()}
+    flops = matmul_flops(optimizer.update, params, state, params)
+    return Cost(tree_bytes(state), flops, least)
+
+
+def baseline(name: str, params: Any) -> Cost:
+    """Calculates what an update of another optimizer costs on one device.
+
+    Args:
+      name: A key of `BASELINES`.
+      params: Parameters, or their shapes.
+    """
+    return _cost(BASELINES[name](), params)
 
 
 def state_bytes(stacks: dict[str, tuple[int, int, int]], rule: Rule) -> int:
     """State of stacks of these shapes, with that of the count."""
     shapes = tuple(stacks.items())
-    return _trace(shapes, shapes, Tiling().max_dim, rule)[0]
+    return _trace(shapes, shapes, Tiling().max_dim, rule).state_bytes
 
 
 def adamw_bytes(params: Any, devices: int = 1) -> int:
@@ -126,24 +246,60 @@ def _view_tiles(path: str, shape: tuple[int, ...]) -> MatrixView:
     return MatrixView((1,), (2,))
 
 
+def _describe(name: str, cost: Cost, interval: int) -> str:
+    """Formats a line: numbers of a mean step, and its bounds."""
+    bounds = [
+        f"{1e3 * cost.mean_bound(device, interval, precision):12.2f}"
+        for device in target.DEVICES
+        for precision in ("float32", "tf32")
+    ]
+    return (
+        f"{name:24}{cost.state_bytes / 2**20:12.1f}"
+        f"{cost.mean_flops(interval) / 1e9:12.1f}"
+        f"{cost.mean_bytes(interval) / 1e9:12.2f}{''.join(bounds)}"
+    )
+
+
 def main() -> None:
-    """Prints a table for one model."""
+    """Prints tables for one model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--devices", nargs="+", type=int, default=[1])
     parser.add_argument("--rule", choices=RULES, default="series")
     parser.add_argument("--max-dim", type=int, default=256)
+    parser.add_argument("--interval", type=int, default=10)
+    parser.add_argument("--root-dtype", default="float32")
+    parser.add_argument("--accumulator-dtype", default="float32")
     args = parser.parse_args()
     params = MODELS[args.model]()
-    for devices in args.devices:
-        share = calculate(
-            params, devices, RULES[args.rule], tiling=Tiling(args.max_dim)
+    found = {
+        devices: calculate(
+            params,
+            devices,
+            RULES[args.rule],
+            tiling=Tiling(args.max_dim),
+            root_dtype=args.root_dtype,
+            accumulator_dtype=args.accumulator_dtype,
         )
-        print(
-            f"{devices:5} devices: state {share.state_bytes / 2**20:9.1f} MiB, refresh "
-            f"{share.flops.refresh / 1e9:9.1f} GFLOP ({share.over_ideal:.0%} over an "
-            f"equal share), gather {share.gather_bytes / 2**20:9.1f} MiB"
-        )
+        for devices in args.devices
+    }
+    bounds = (f"{f'ms, {d}':>12}{'with TF32':>12}" for d in target.DEVICES)
+    print(
+        f"{'a step':24}{'state, MiB':>12}{'GFLOP':>12}{'least GB':>12}", *bounds, sep=""
+    )
+    for name in BASELINES:
+        print(_describe(name, baseline(name, params), args.interval))
+    for devices, share in found.items():
+        name = args.rule + f", 1 of {devices} devices" * (devices > 1)
+        print(_describe(name, share.cost, args.interval))
+    print("The times are lower bounds (rooflines), not timings.")
+    for devices, share in found.items():
+        if devices > 1:
+            print(
+                f"{devices:5} devices: refresh {share.flops.refresh / 1e9:.1f} GFLOP "
+                f"({share.over_ideal:.0%} over an equal share), "
+                f"gather {share.gather_bytes / 2**20:.1f} MiB"
+            )
 
 
 if __name__ == "__main__":

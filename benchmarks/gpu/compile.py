@@ -23,6 +23,7 @@ import optax
 
 from benchmarks.cost import counts, training_steps
 from benchmarks.cost import updates as alone
+from benchmarks.cost.counts import least_bytes
 from benchmarks.gpu import programs, target
 from benchmarks.harness import results
 from examples.shared.shampoo import shampoo
@@ -117,18 +118,6 @@ def in_scope(optimizer) -> optax.GradientTransformation:
             return optimizer.update(updates, state, params)
 
     return optax.GradientTransformation(optimizer.init, scoped)
-
-
-def least_bytes(state, params) -> dict[str, int]:
-    """Returns the bytes that an update must read or write, except gradients.
-
-    Parameters and state are read and written; on a plain step roots are read only, and
-    the statistics of a rule that has them rest.
-    """
-    roots = counts.tree_bytes(optax.tree.get(state, "roots", ()))
-    rest = counts.tree_bytes(optax.tree.get(state, "statistics", ()))
-    all_ = 2 * (counts.tree_bytes(params) + counts.tree_bytes(state))
-    return {"plain": all_ - roots - 2 * rest, "refresh": all_}
 
 
 def _compiled(program: target.Program) -> dict:

@@ -68,6 +68,7 @@ STUDIES = (
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
     Study("cost.examples", 15),
     Study("cost.rules", 1),
+    Study("cost.scale", 1),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
     Study("numerics.refresh_bias", 5),

@@ -49,6 +49,7 @@ RATES = {  # tried for each tuned optimizer
     "soap": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
     "kl-shampoo": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "psgd": (5e-4, 1e-3, 2e-3, 4e-3),
+    "jorge, whitening, tuned": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "jorge, by shape, tuned": (1e-2, 2e-2, 5e-2, 1e-1),
 }
 LEAVE_OUT = ("embed", "position")
@@ -123,7 +124,8 @@ def optimizer_of(
             STEPS, momentum=B1, weight_decay=decay, leave_out=(*LEAVE_OUT, "head")
         )
         return config.replace(learning_rate=schedule(rate)).optimizer()
-    config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **VARIANTS[variant])
+    options = VARIANTS[variant.removesuffix(", tuned")]
+    config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
     if variant.endswith("own length"):
         config = config.replace(grafting=lengths.Adam(b2=B2))
     return config.optimizer()

@@ -1,0 +1,166 @@
+"""The calculator of costs gives what was compiled, and what a whole trace gives."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.cost import counts, scale, shares
+from benchmarks.harness import results
+from benchmarks.problems import shapes
+from benchmarks.reports import scale as report
+from jorge_optax import Tiling, jorge
+
+COMPILED = {"sgd": "sgd", "adamw": "adamw", "jorge": "series", "whitening": "whitening"}
+OPTIONS = (
+    {},
+    {"max_dim": 128},
+    {"root_dtype": "bfloat16"},
+    {"accumulator_dtype": "bfloat16"},
+)
+
+
+def calculate(model, optimizer, max_dim=256, **dtypes):
+    params = shapes.MODELS[model]()
+    if optimizer in shares.BASELINES:
+        return shares.baseline(optimizer, params)
+    rule, tiling = shares.RULES[optimizer], Tiling(max_dim)
+    return shares.calculate(params, rule=rule, tiling=tiling, **dtypes).cost
+
+
+def numbers(row):
+    """What is compared of a row of the study that compiles."""
+    return row["flops"], row["least_bytes"], row["bound_seconds"]
+
+
+def calculated(cost, device, *precisions):
+    bounds = cost.bounds(device, *precisions)
+    return cost.flops._asdict(), cost.least_bytes, bounds
+
+
+@pytest.mark.parametrize("model", ["resnet50", "deeplabv3_resnet50"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_numbers_are_those_of_the_compiled_updates(model, name):
+    found = {
+        row["device"]: numbers(row)
+        for row in results.read("gpu_compile")["rows"]
+        if (row["model"], row["optimizer"]) == (model, name)
+    }
+    cost = calculate(model, COMPILED[name])
+    assert set(found) == {"A100", "H100"}
+    for device, expected in found.items():
+        assert calculated(cost, device) == expected
+    assert calculated(cost, "A100") != found["H100"]
+    # Another model, and other options, have other numbers.
+    assert calculated(calculate("resnet18", COMPILED[name]), "A100") != found["A100"]
+    if cost.flops.plain:
+        assert calculated(cost, "A100", "tf32") != found["A100"]
+        smaller = calculate(model, COMPILED[name], 128)
+        assert calculated(smaller, "A100") != found["A100"]
+
+
+@pytest.mark.parametrize("rule", scale.RULES)
+def test_numbers_are_those_of_the_whole_update(rule):
+    """Calculated from stacks; here the update of all parameters is traced."""
+    params = shapes.MODELS["resnet18"]()
+    found = []
+    for options in OPTIONS:
+        own = dict(options)
+        tiling = Tiling(own.pop("max_dim", 256))
+        optimizer = jorge(0.1, rule=shares.RULES[rule], tiling=tiling, **own)
+        state = jax.eval_shape(optimizer.init, params)
+        least = counts.least_bytes(state, params)
+        expected = shares.Cost(
+            counts.tree_bytes(state),
+            counts.matmul_flops(optimizer.update, params, state, params),
+            {kind: x + counts.tree_bytes(params) for kind, x in least.items()},
+        )
+        assert calculate("resnet18", rule, **options) == expected
+        assert expected not in found  # every option changes something
+        found.append(expected)
+
+
+@pytest.mark.parametrize("rule", scale.RULES)
+def test_precision_does_not_change_the_number_of_operations(rule):
+    params = {"w": jax.ShapeDtypeStruct((48, 32), jnp.float32)}
+
+    def flops(**options):
+        optimizer = jorge(0.1, rule=shares.RULES[rule], **options)
+        state = jax.eval_shape(optimizer.init, params)
+        return counts.matmul_flops(optimizer.update, params, state)
+
+    assert flops() == flops(precision="high", refresh_precision="highest")
+    assert flops() == flops(precision="high")
+    assert flops() != flops(tiling=Tiling(24))
+
+
+def test_means_and_bounds_by_hand():
+    flops = counts.Flops(39 * 10**12, 39 * 10**13)
+    cost = shares.Cost(1, flops, {"plain": 2_039 * 10**9, "refresh": 10**13})
+    assert cost.mean_flops(1) == sum(flops)
+    assert cost.mean_flops(10) == 78e12
+    assert cost.mean_bytes(1) == 10**13
+    assert cost.bounds("A100") == {"plain": 2, "refresh": 22}
+    assert cost.mean_bound("A100", 1) == 22
+    assert cost.mean_bound("A100", 10) == 4
+    # In TF32 a plain step is bound by the bandwidth, in float32 by its operations.
+    mixed = cost.bounds("A100", "tf32", "float32")
+    assert mixed == {"plain": 1, "refresh": 20.25}
+    assert cost.bounds("A100", "tf32")["refresh"] == 10**13 / 2_039e9
+    assert cost.bounds("H100") != cost.bounds("A100")
+
+
+def committed(model):
+    return [
+        {key: value for key, value in row.items() if key != "commit"}
+        for row in results.read("scale")["rows"]
+        if row["model"] == model
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("resnet18", (*scale.BASELINES, *scale.RULES)),
+        ("llama2_70b", scale.RULES),  # tracing Muon takes seconds
+    ],
+)
+def test_committed_rows_are_those_of_this_code(model, names):
+    rows = [row for row in committed(model) if row["optimizer"] in names]
+    assert rows == [scale.calculate(model, name) for name in names]
+    assert scale.calculate(model, "series", 128) not in rows
+
+
+def test_a_share_of_several_devices_moves_less():
+    params = shapes.MODELS["resnet18"]()
+    one, eight = (shares.calculate(params, n).cost for n in (1, 8))
+    for kind in ("plain", "refresh"):
+        assert 1 / 8 < eight.least_bytes[kind] / one.least_bytes[kind] < 0.15
+
+
+def test_command_prints_what_it_calculates(monkeypatch, capsys):
+    arguments = ["resnet18", "--rule", "whitening", "--interval", "50"]
+    monkeypatch.setattr("sys.argv", ["shares", *arguments, "--devices", "1", "8"])
+    shares.main()
+    text = capsys.readouterr().out
+    cost = calculate("resnet18", "whitening")
+    (line,) = [x for x in text.splitlines() if x.startswith("whitening  ")]
+    assert f"{cost.state_bytes / 2**20:.1f}" in line.split()
+    assert f"{cost.mean_flops(50) / 1e9:.1f}" in line.split()
+    assert f"{cost.mean_flops(10) / 1e9:.1f}" not in line.split()
+    assert f"{1e3 * cost.mean_bound('H100', 50, 'tf32'):.2f}" in line.split()
+    assert "1 of 8 devices" in text
+    assert "not timings" in text
+
+
+def test_tables_show_the_rows():
+    header, table = report.scale_models()
+    assert len(table) == len(report.MODELS) * len(report.OPTIMIZERS)
+    at = header.index("bound, ms, A100, float32")
+    own = next(row for row in table if row[0] == "ResNet-50" and "Whit" in row[2])
+    cost = calculate("resnet50", "whitening")
+    assert own[at] == f"{1e3 * cost.mean_bound('A100', 10):.3g}"
+    assert own[at] != f"{1e3 * cost.mean_bound('A100', 50):.3g}"
+    for make in (report.scale_tiles, report.scale_options):
+        header, table = make()
+        assert all(len(row) == len(header) for row in table)
+        assert len({tuple(row[:4]) for row in table}) == len(table)
