@@ -51,7 +51,9 @@ PARTS = results.sized(
     {
         "resnet50": Part("resnet50", 64, 224, 2, 3),
         "deeplabv3": Part("deeplabv3_resnet50", 2, 256, 2, 2),
-        "maskrcnn": Part("maskrcnn_resnet50_fpn", 2, 256, 2, 1, ("psgd",)),
+        "maskrcnn": Part(
+            "maskrcnn_resnet50_fpn", 2, 256, 3, 1, ("shampoo", "muon", "psgd")
+        ),
         "update-resnet50": Part("resnet50", 0, 0, 5, 4),
         "update-deeplabv3": Part("deeplabv3_resnet50", 0, 0, 4, 2),
         "update-maskrcnn": Part("maskrcnn_resnet50_fpn", 0, 0, 4, 2),
