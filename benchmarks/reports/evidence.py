@@ -47,8 +47,9 @@ def _problem(name: str) -> Runs:
 
 def _transformer() -> Runs:
     target, runs = costs.language_model()
+    pairs = list(runs.items())
     steps, finals = (
-        {name: {seed: run[i] for seed, run in own.items()} for name, own in runs.items()}
+        {name: {seed: run[i] for seed, run in seeds.items()} for name, seeds in pairs}
         for i in (0, 1)
     )
     return Runs(finals, steps, target, False)
