@@ -67,6 +67,7 @@ STUDIES = (
     Study("gpu.causes", 5, (CUDA,)),
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
     Study("cost.rules", 1),
+    Study("cost.compilation", 5),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
     Study("numerics.refresh_bias", 5),
