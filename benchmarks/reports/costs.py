@@ -183,6 +183,38 @@ def memory_runs() -> Table:
     return ["", *header], table
 
 
+def compilation() -> Table:
+    """Rows: optimizers on a small network; seconds with an empty and a filled cache."""
+    table = [
+        [
+            NAMES[row["optimizer"]],
+            f"{np.median(row['first_seconds']):.2f}",
+            f"{np.median(row['second_seconds']):.2f}",
+            f"{row['cache_bytes'] / 1000:.0f} kB",
+        ]
+        for row in results.rows("compilation")
+        if row["kind"] == "step"
+    ]
+    header = ["", "first process, s", "second process, with the cache, s"]
+    return [*header, "in the cache"], table
+
+
+def compilation_diagnostics() -> Table:
+    """Rows: models; seconds that diagnostics takes to lower and compile."""
+    table = [
+        [
+            row["model"],
+            *(
+                f"{np.median(row[key]):.1f}"
+                for key in ("seconds", "seconds_with_gradients")
+            ),
+        ]
+        for row in results.rows("compilation")
+        if row["kind"] == "diagnostics"
+    ]
+    return ["", "without gradients, s", "with gradients, s"], table
+
+
 def summary() -> Table:
     """Optimizers by workload: steps and seconds to the target, end, bytes, misses."""
     costs = {

@@ -119,6 +119,8 @@ TABLES = {
         for function in (
             contracts.contracts,
             costs.at_a_glance,
+            costs.compilation,
+            costs.compilation_diagnostics,
             costs.memory,
             costs.memory_runs,
             costs.steps,
