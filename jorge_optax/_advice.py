@@ -18,6 +18,8 @@ LONGEST_WINDOW = 16
 LARGE_VOCABULARY = 16384
 # Names of attention's last projection, whose default view is right.
 OUTPUT = re.compile(r"att.*[^a-z](o|out|output|proj|out_proj|o_proj)([^a-z]|$)")
+# Names of depthwise convolutions; by shape, one of a grey image looks the same.
+DEPTHWISE = re.compile(r"depthwise|(^|[^a-z])dw")
 # Parts of a path that do not tell one parameter from another.
 PLAIN = ("kernel", "weight", "value", "params")
 
@@ -97,6 +99,10 @@ def _advise(row: Row) -> _Advice | None:
         reason = "an embedding, of which a batch excites few rows"
         word = next((x for x in ("embed", "Embed") if x in row.path), _word(row.path))
         return _Advice(reason, "Leave it out: {view}", "without", word)
+    if DEPTHWISE.search(path) and len(shape) > 2 and shape[-2] == 1:
+        reason = "depthwise: each channel has inputs of its own, which roots would mix"
+        word = next((x for x in ("depthwise", "dw") if x in row.path), _word(row.path))
+        return _Advice(reason, "Leave it out: {view}", "without", word)
     if is_bias(path):
         return _Advice("a bias, seen as a matrix", "Take {view}", "transformer")
     is_stack = len(shape) in (3, 4) and max(shape[:-2]) > LONGEST_WINDOW
@@ -108,10 +114,10 @@ def _advise(row: Row) -> _Advice | None:
         reason = "attention, whose heads lie in the rows"
         return _Advice(reason, "Take {view}", "transformer")
     names = [name for name in row.path.split("/") if name not in PLAIN]
+    attention = ", Tiling(view=views.transformer) for attention"
     return _Advice(
         f"axes 0 to {len(shape) - 2} are merged into the rows",
-        "{view} if axis 0 counts layers or experts, Tiling(view=views.transformer) "
-        "for attention",
+        "{view} if axis 0 counts layers or experts" + attention * (len(shape) == 3),
         "scanned",
         (names or [row.path])[0],
     )

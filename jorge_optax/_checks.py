@@ -80,7 +80,7 @@ def check_count(
     name: str, value: Scalar, at_least: int, also: str = "", remedy: str = ""
 ) -> None:
     """Raises unless a value is an integer that int32 holds, as counts of steps are."""
-    rule = f"must be an integer of at least {at_least}{also}, and below 2**31"
+    rule = f"must be an integer of at least {at_least} and below 2**31{also}"
 
     def holds(x: float) -> bool:
         return at_least <= x < 2**31 and x == int(x)
@@ -102,7 +102,9 @@ def check_learning_rate(value: ScalarOrSchedule | None) -> None:
     ):
         raise TypeError(f"{name} {kinds}, got {value!r}. Pass that of a tuned SGD run.")
     rule = "must be finite and at least 0"
-    remedy = "jorge subtracts its steps, as optax.sgd does."
+    remedy = (
+        "Pass that of a tuned SGD run: jorge subtracts its steps, as optax.sgd does."
+    )
     _check_at(name, value, (0,), rule, lambda x: 0 <= x < math.inf, remedy)
 
 
@@ -110,7 +112,10 @@ def check_interval(value: ScalarOrSchedule) -> None:
     """Raises unless an interval is a count of steps, or a schedule of such counts."""
     name = "update_interval"
     if not callable(value):
-        refreshed = "The roots are refreshed every update_interval steps."
+        refreshed = (
+            "The roots are refreshed every update_interval steps: pass 1 to refresh "
+            "them at every step, a large number to refresh them rarely."
+        )
         check_count(name, value, 1, ", or a schedule of the step", refreshed)
         return
     remedy = (
@@ -172,13 +177,17 @@ def _call_schedule(
 
 def check_mask(mask: Mask) -> None:
     """Raises unless a mask of the decay is None, a function or a tree of booleans."""
-    if mask is None or callable(mask):
-        return
+    if mask is not None and not callable(mask):
+        check_booleans(mask)
+
+
+def check_booleans(mask: PyTree, *, alone: bool = False) -> None:
+    """Raises unless a mask is a tree of booleans; ``alone`` allows a single one."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]:
         is_bool = isinstance(leaf, bool | np.bool_) or (
             getattr(leaf, "dtype", None) == np.dtype("bool") and jnp.ndim(leaf) == 0
         )
-        if path and is_bool:
+        if is_bool and (path or alone):
             continue
         # inject_hyperparams calls the mask with the step, and passes what it returns.
         inject = (

@@ -111,7 +111,8 @@ class Description:
         ]
         lines += [
             "",
-            f"{len(self.leaves)} parameters of {_size(self.parameter_bytes)}",
+            f"{len(self.leaves)} parameter{'s'[: len(self.leaves) != 1]} of "
+            f"{_size(self.parameter_bytes)}",
             f"state {_size(self.state_bytes)}: " + ", ".join(over),
             *(f"note: {note}" for note in self.notes),
         ]

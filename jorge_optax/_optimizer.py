@@ -6,6 +6,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from jorge_optax._checks import (
+    check_booleans,
     check_learning_rate,
     check_mask,
     check_not_negative,
@@ -14,6 +15,7 @@ from jorge_optax._checks import (
 from jorge_optax._distributed import Spread, spread_of
 from jorge_optax._execution import execute_in_float32
 from jorge_optax._grafting import along, graft_by, rescale_tiles
+from jorge_optax._renamed import renamed
 from jorge_optax._rule import Rule
 from jorge_optax._tiles import on_tiles
 from jorge_optax._tiling import Tiling
@@ -26,6 +28,11 @@ from jorge_optax._types import Mask, Precision, Scalar, ScalarOrSchedule
 from jorge_optax.lengths import SGD, Length
 
 
+@renamed(
+    refresh="rule=Whitening(), or rule=BinomialSeries() for the paper's",
+    one_momentum="rule=BinomialSeries(preconditions='momentum')",
+    momentum_dtype="accumulator_dtype=...",
+)
 def jorge(
     learning_rate: optax.ScalarOrSchedule,
     momentum: Scalar = 0.9,
@@ -217,6 +224,8 @@ def _decay(weight_decay: Scalar, mask: Mask) -> optax.GradientTransformation:
     inner = optax.add_decayed_weights(weight_decay, mask)
 
     def init_fn(params):
+        if callable(mask):
+            check_booleans(mask(params), alone=True)
         try:
             return inner.init(params)
         except ValueError as error:

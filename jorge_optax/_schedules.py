@@ -125,7 +125,10 @@ def thirds_decay_schedule(
       [0.0, 0.08, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     """
     check_not_negative("peak_value", peak_value)
-    thirds = "The learning rate decays after each third of them."
+    thirds = (
+        "The learning rate decays after each third of them; for a shorter run pass "
+        "another schedule, such as optax.constant_schedule."
+    )
     check_count("total_steps", total_steps, 3, remedy=thirds)
     check_count("warmup_steps", warmup_steps, 0)
     if boundaries is None:

@@ -69,6 +69,7 @@ STUDIES = (
     Study("cost.examples", 15),
     Study("cost.rules", 1),
     Study("cost.scale", 1),
+    Study("cost.compilation", 5),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
     Study("numerics.refresh_bias", 5),

@@ -5,18 +5,17 @@ import math
 import numpy as np
 import scipy.stats
 
+from examples.shared import targets
+
 Steps = dict[int, int | None]
 
 
 def steps_to(
     target: float, curve: list[float | None], *, larger_is_better: bool, every: int
 ) -> int | None:
-    """Returns the first evaluated step at or beyond the target; None if it missed."""
-    sign = 1 if larger_is_better else -1
-    for i, value in enumerate(curve, 1):
-        if value is not None and sign * value >= sign * target:
-            return i * every
-    return None
+    """Returns the first evaluated step from which on all reach the target, or None."""
+    index = targets.reached(curve, target, larger_is_better=larger_is_better)
+    return None if index is None else (index + 1) * every
 
 
 def paired_ratio(ours: Steps, theirs: Steps) -> str:

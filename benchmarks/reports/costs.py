@@ -8,6 +8,7 @@ from benchmarks.harness import results
 from benchmarks.reports import workloads
 from benchmarks.reports.rules import Table, mean_and_seeds, steps_to_target
 from benchmarks.reports.scaling import amortised
+from examples.language_model import report
 from examples.shared import compare
 
 Row = dict[str, Any]
@@ -182,6 +183,38 @@ def memory_runs() -> Table:
     return ["", *header], table
 
 
+def compilation() -> Table:
+    """Rows: optimizers on a small network; seconds with an empty and a filled cache."""
+    table = [
+        [
+            NAMES[row["optimizer"]],
+            f"{np.median(row['first_seconds']):.2f}",
+            f"{np.median(row['second_seconds']):.2f}",
+            f"{row['cache_bytes'] / 1000:.0f} kB",
+        ]
+        for row in results.rows("compilation")
+        if row["kind"] == "step"
+    ]
+    header = ["", "first process, s", "second process, with the cache, s"]
+    return [*header, "in the cache"], table
+
+
+def compilation_diagnostics() -> Table:
+    """Rows: models; seconds that diagnostics takes to lower and compile."""
+    table = [
+        [
+            row["model"],
+            *(
+                f"{np.median(row[key]):.1f}"
+                for key in ("seconds", "seconds_with_gradients")
+            ),
+        ]
+        for row in results.rows("compilation")
+        if row["kind"] == "diagnostics"
+    ]
+    return ["", "without gradients, s", "with gradients, s"], table
+
+
 def summary() -> Table:
     """Optimizers by workload: steps and seconds to the target, end, bytes, misses."""
     costs = {
@@ -226,27 +259,20 @@ def summary() -> Table:
     return header, table
 
 
-def language_model() -> tuple[float, dict[str, list[tuple[Any, float]]]]:
-    """Returns the target of the language model, and the runs by variant.
+def language_model() -> tuple[float, dict[str, dict[int, tuple[int | None, float]]]]:
+    """Returns the target of the language model, and its runs by variant, then by seed.
 
-    Of each seed: the first step with a loss at the target, or None, and the final loss.
+    Of each run: the step from which its loss stays at the target, or None, and the
+    final loss.
     """
-    runs: dict[str, list[Row]] = {}
-    rows = results.read("adamw_study")["rows"]
-    for row in sorted(rows, key=lambda row: row["seed"]):
-        if row["stage"] != "final":
-            continue
-        runs.setdefault(row["variant"], []).append(row)
-    tuned = np.mean([row["curve"][-1][1] for row in runs["adamw"]])
+    rows = [row for row in results.rows("adamw_study") if row["stage"] == "final"]
+    rows.sort(key=lambda row: row["seed"])
+    tuned = np.mean([r["curve"][-1][1] for r in rows if r["variant"] == "adamw"])
     target = float(tuned) / compare.SHARE  # a loss
-
-    def crossing(curve: list[Any]) -> Any:
-        return next((step for step, loss in curve if loss <= target), None)
-
-    found = {
-        variant: [(crossing(row["curve"]), row["curve"][-1][1]) for row in rows]
-        for variant, rows in runs.items()
-    }
+    found: dict[str, dict[int, tuple[int | None, float]]] = {}
+    for row in rows:
+        run = report.reached(row["curve"], target), row["curve"][-1][1]
+        found.setdefault(row["variant"], {})[row["seed"]] = run
     return target, found
 
 
@@ -258,14 +284,15 @@ def _language_model_rows() -> list[list[str]]:
     }
     table = []
     for variant in ("adamw", "muon", "jorge", "jorge, whitening"):
-        crossings = [crossing for crossing, _ in runs[variant] if crossing]
+        own = runs[variant].values()
+        crossings = [step for step, _ in own if step]
         table.append(
             _summary_row(
                 "transformer, Python's sources",
                 variant,
                 crossings,
                 None,
-                [final for _, final in runs[variant]],
+                [final for _, final in own],
                 target,
                 size[variant],
             )

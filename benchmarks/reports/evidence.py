@@ -7,9 +7,10 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.harness import results
-from benchmarks.harness.summary import paired_ratio, steps_to
-from benchmarks.reports import workloads
-from examples.shared import compare
+from benchmarks.harness.summary import paired_ratio
+from benchmarks.reports import costs, workloads
+from benchmarks.reports.rules import steps_to_target
+from examples.shared import targets
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -39,27 +40,18 @@ def _problem(name: str) -> Runs:
         if row["stage"] != "final" or row["final"] is None:
             continue
         finals.setdefault(row["optimizer"], {})[row["seed"]] = row["final"]
-        steps.setdefault(row["optimizer"], {})[row["seed"]] = steps_to(
-            facts["target"],
-            row["curve"],
-            larger_is_better=facts["larger_is_better"],
-            every=facts["steps"] // 100,
-        )
+        reached = steps_to_target(row, facts)
+        steps.setdefault(row["optimizer"], {})[row["seed"]] = reached
     return Runs(finals, steps, facts["target"], facts["larger_is_better"])
 
 
 def _transformer() -> Runs:
-    rows = [r for r in results.read("adamw_study")["rows"] if r["stage"] == "final"]
-    finals: dict[str, dict[int, float]] = {}
-    steps: dict[str, dict[int, int | None]] = {}
-    adamw = [row["curve"][-1][1] for row in rows if row["variant"] == "adamw"]
-    target = float(np.mean(adamw)) / 0.99
-    for row in rows:
-        finals.setdefault(row["variant"], {})[row["seed"]] = row["curve"][-1][1]
-        above = [i for i, (_, loss) in enumerate(row["curve"]) if loss > target]
-        below = row["curve"][above[-1] + 1 if above else 0 :]  # and stays there
-        reached = below[0][0] if below else None
-        steps.setdefault(row["variant"], {})[row["seed"]] = reached
+    target, runs = costs.language_model()
+    pairs = list(runs.items())
+    steps, finals = (
+        {name: {seed: run[i] for seed, run in seeds.items()} for name, seeds in pairs}
+        for i in (0, 1)
+    )
     return Runs(finals, steps, target, False)
 
 
@@ -71,10 +63,9 @@ def _workload(name: str) -> Runs:
         if row["stage"] != "final":
             continue
         finals.setdefault(row["optimizer"], {})[row["seed"]] = row["final"]
-        pairs = zip(row["steps"], row["curve"], strict=True)
-        curve = [{"step": step, "value": value} for step, value in pairs]
-        reached = compare.crossing(curve, "value", comparison.target) or {}
-        steps.setdefault(row["optimizer"], {})[row["seed"]] = reached.get("step")
+        index = targets.reached(row["curve"], comparison.target)
+        reached = None if index is None else row["steps"][index]
+        steps.setdefault(row["optimizer"], {})[row["seed"]] = reached
     return Runs(finals, steps, comparison.target, True)
 
 

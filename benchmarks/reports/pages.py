@@ -99,9 +99,9 @@ def adamw_study() -> str:
     """Rows: variants."""
     target, runs = costs.language_model()
     table = []
-    for variant, rows in runs.items():
-        found = [step or "missed" for step, _ in rows]
-        final = [value for _, value in rows]
+    for variant, seeds in runs.items():
+        found = [step or "missed" for step, _ in seeds.values()]
+        final = [value for _, value in seeds.values()]
         table.append([variant, _seeds(final, 3), ", ".join(map(str, found))])
     steps = f"steps to {target:.3f}, by seed"
     return markdown(["", "final validation loss, mean (seeds)", steps], table)
@@ -121,6 +121,8 @@ TABLES = {
         for function in (
             contracts.contracts,
             costs.at_a_glance,
+            costs.compilation,
+            costs.compilation_diagnostics,
             costs.memory,
             costs.memory_runs,
             costs.steps,

@@ -227,7 +227,7 @@ class Study:
         return 0.99 * mean if self.problem.larger_is_better else mean / 0.99
 
     def steps_to(self, target: float, name: str) -> dict[int, int | None]:
-        """Returns, by seed, the first evaluated step at or beyond the target."""
+        """Returns, by seed, the step from which on a run stays at the target."""
         return {
             row["seed"]: steps_to(
                 target,

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from examples.language_model.train import Curve
+from examples.shared import targets
 
 Runs = dict[str, list[Curve]]  # optimizer to a curve for each seed
 BASELINE, OURS = "adamw", "jorge-whitening"
@@ -30,12 +31,9 @@ def finals(runs: Runs) -> dict[str, list[float]]:
 
 def reached(curve: Curve, target: float) -> int | None:
     """Returns the first step from which the loss stays at the target or below."""
-    step = None
-    for step_here, loss in reversed(curve):
-        if not loss <= target:  # NaN is above
-            break
-        step = step_here
-    return step
+    losses = [loss for _, loss in curve]
+    index = targets.reached(losses, target, larger_is_better=False)
+    return None if index is None else curve[index][0]
 
 
 def table(runs: Runs) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.shared import loop, optimizers
+from examples.shared import loop, optimizers, targets
 from examples.shared.config import Config, Run
 from examples.shared.log import Row
 from examples.shared.run_folder import write_whole
@@ -88,12 +88,8 @@ def crossing(rows: list[Row], metric: str, target: float) -> Row | None:
 
     A run that falls below the target again has not reached it.
     """
-    stays = None
-    for row in reversed(rows):
-        if _value(row, metric) < target:
-            break
-        stays = row
-    return stays
+    index = targets.reached([row[metric] for row in rows], target)
+    return None if index is None else rows[index]
 
 
 def table(comparison: Comparison) -> str:

@@ -197,9 +197,13 @@ def test_hostile_streams_are_made():
 def test_steps_to_a_target():
     curve = [0.1, None, 0.5, 0.4, 0.9]
     up = dict(larger_is_better=True, every=4)
-    assert summary.steps_to(0.5, curve, **up) == 12
+    assert summary.steps_to(0.4, curve, **up) == 12
+    assert summary.steps_to(0.5, curve, **up) == 20  # it had fallen behind again
     assert summary.steps_to(0.95, curve, **up) is None
-    assert summary.steps_to(0.45, [0.9, 0.4], larger_is_better=False, every=3) == 6
+    assert summary.steps_to(0.4, [0.5, None], **up) is None  # it diverged
+    down = dict(larger_is_better=False, every=3)
+    assert summary.steps_to(0.45, [0.9, 0.4], **down) == 6
+    assert summary.steps_to(0.45, [0.4, 0.9], **down) is None
 
 
 def test_ratios_are_paired_by_seed():

@@ -249,11 +249,11 @@ WRONG = {
     "too short": ({"total_steps": 2}, "total_steps must be an integer of at least 3"),
     "two epochs": (
         {"total_steps": None, "epochs": 2, "steps_per_epoch": 5},
-        "epochs must be an integer of at least 3, .*got 2. .*total_steps",
+        "epochs must be an integer of at least 3 .*got 2. .*total_steps",
     ),
     "fractional epoch": (
         {"total_steps": None, "epochs": 9, "steps_per_epoch": 10.5},
-        "steps_per_epoch must be an integer of at least 1, .*got 10.5. .*batch_size",
+        "steps_per_epoch must be an integer of at least 1 .*got 10.5. .*batch_size",
     ),
     "fractional length": ({"total_steps": 90.5}, "total_steps must be an integer"),
     "long warm-up": ({"warmup_steps": 31}, "warmup_steps must lie in .0, 30."),
@@ -283,7 +283,7 @@ WRONG = {
     ),
     "interval of zero": (
         {"update_interval": 0},
-        "update_interval must be an integer of at least 1, .*got 0. The roots are",
+        "update_interval must be an integer of at least 1 .*got 0. The roots are",
     ),
     "a rule's class": ({"rule": Whitening}, r"write rule=Whitening\(\)"),
     "a rule's name": ({"rule": "whitening"}, r"write rule=Whitening\(\)"),

@@ -112,6 +112,7 @@ LAYERS = {
     "layers/attention/query": ((12, 768, 12, 64), "views.scanned('layers')"),
     "experts/up": ((8, 512, 2048), "views.scanned('experts')"),
     "depthwise/kernel": ((3, 3, 1, 256), "views.without('depthwise')"),
+    "block/dw_conv/kernel": ((3, 3, 1, 64), "views.without('dw')"),
     # The default fits.
     "attention/out/kernel": ((12, 64, 768), None),
     "dense/kernel": ((2048, 1000), None),
@@ -119,6 +120,7 @@ LAYERS = {
     "conv3d/kernel": ((3, 3, 3, 32, 64), None),
     "conv1d/kernel": ((3, 64, 128), None),
     "stem/kernel": ((7, 7, 3, 64), None),
+    "grey/kernel": ((3, 3, 1, 64), None),
     "head/kernel": ((64, 10), None),
     "norm/scale": ((64,), None),
 }

@@ -147,6 +147,35 @@ def matrices(params):
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
+def test_a_mask_that_is_a_function_must_return_booleans():
+    params = arrays(w=(3, 2), b=(2,))
+
+    def make(returned):
+        return jorge(0.1, weight_decay=0.1, weight_decay_mask=lambda params: returned)
+
+    message = saying("weight_decay_mask must be a tree of booleans", "got 'kernel'")
+    with pytest.raises(TypeError, match=message):
+        make("kernel").init(params)
+    with pytest.raises(TypeError, match=saying("got 0.5 at ['w']")):
+        make({"w": 0.5, "b": False}).init(params)
+    make(True).init(params)  # optax takes it for the whole tree
+
+
+FORMER = {
+    "refresh": ("composite", "rule=Whitening(), or rule=BinomialSeries()"),
+    "one_momentum": (True, "rule=BinomialSeries(preconditions='momentum')"),
+    "momentum_dtype": ("bfloat16", "accumulator_dtype=..."),
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_former_argument_is_refused_with_what_replaced_it(name):
+    value, instead = FORMER[name]
+    message = saying(f"jorge has no argument {name} any more", instead)
+    with pytest.raises(TypeError, match=message):
+        jorge(0.1, **{name: value})
+
+
 @pytest.mark.parametrize("as_function", [False, True])
 def test_a_mask_of_another_tree_is_named(as_function):
     def make(mask):
@@ -237,9 +266,10 @@ def test_update_interval_must_be_a_positive_integer(make, interval):
     with pytest.raises(
         ValueError,
         match=saying(
-            "update_interval must be an integer of at least 1, or a schedule",
+            "update_interval must be an integer of at least 1 and below 2**31, or a "
+            "schedule of the step",
             f"got {interval}",
-            "refreshed every update_interval steps",
+            "pass 1 to refresh them at every step",
         ),
     ):
         make(update_interval=interval)
