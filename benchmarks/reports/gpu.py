@@ -14,6 +14,7 @@ OUTSIDE = {
     "kCublasLtMatmul": "matmuls",
     "kCopy": "copies",
     "kConditional": "the conditional",  # there is one
+    "kWhile": "the loop",
 }
 # Columns that the tables of updates and of whole steps have in common.
 LAUNCHED = (
