@@ -46,6 +46,8 @@ CASES = results.sized(
         *(("resnet50", "series", n) for n in (4, 2)),
         *(("gpt2_small", "series", n) for n in (4, 2)),
         *(("resnet50", rule, 1) for rule in ("whitening", "shampoo")),
+        *(("gpt2_small", "whitening", n) for n in (1, 2, 4)),
+        *(("resnet50", rule, n) for rule in ("whitening", "shampoo") for n in (2, 4)),
     ],
     [("resnet18", "series", 2)],
 )

@@ -13,7 +13,9 @@ from jorge_optax import jorge
 
 MODELS = {
     name: shapes.MODELS[name]
-    for name in results.sized(("resnet50", "deeplabv3_resnet50"), ("resnet18",))
+    for name in results.sized(
+        ("resnet50", "deeplabv3_resnet50", "maskrcnn_resnet50_fpn"), ("resnet18",)
+    )
 }
 
 

@@ -12,8 +12,10 @@ Answer: docs/results/gpu.md, from benchmarks/results/gpu_compile.json (updates a
 and gpu_steps.json (whole training steps).
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.compile
+    JAX_PLATFORMS=cpu python -m benchmarks.gpu.compile --only steps --optimizers sgd
 """
 
+import argparse
 import functools
 import itertools
 import sys
@@ -132,15 +134,22 @@ def _compiled(program: target.Program) -> dict:
 
 
 def main() -> None:
-    """Compiles everything and writes the JSON."""
+    """Compiles what the JSON lacks, or the part of it that is asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=("updates", "steps"))
+    parser.add_argument("--optimizers", nargs="+", choices=tuple(optimizers()))
+    options = parser.parse_args()
     if why := target.why_not():
         sys.exit(f"Skipped. {why}")
     devices = results.sized(tuple(target.DEVICES), ("A100",))
-    names = results.sized(tuple(optimizers()), ("sgd", "jorge"))
-    for file, measure, models in (
-        ("gpu_compile", measure_update, alone.MODELS),
-        ("gpu_steps", measure_step, SIZES),
+    names = options.optimizers
+    names = names or results.sized(tuple(optimizers()), ("sgd", "jorge"))
+    for part, file, measure, models in (
+        ("updates", "gpu_compile", measure_update, alone.MODELS),
+        ("steps", "gpu_steps", measure_step, SIZES),
     ):
+        if options.only not in (part, None):
+            continue
         rows = results.rows(file)
         known = {(row["device"], row["model"], row["optimizer"]) for row in rows}
         for device, model, name in itertools.product(devices, models, names):

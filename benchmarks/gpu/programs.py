@@ -268,23 +268,56 @@ def _row(*parts: collections.Counter) -> dict:
     }
 
 
-def graphs(thunks: str) -> list[tuple[str, int | None]]:
-    """Returns the kind of each operation, and the number of its CUDA graph, if any."""
+class Thunk(NamedTuple):
+    """One call of the host; `graph` is the number of its CUDA graph, if any."""
+
+    kind: str
+    name: str
+    graph: int | None
+
+
+def read_thunks(text: str) -> list[Thunk]:
+    """Returns the calls of the host, without those of branches and loops."""
     found, number, parent = [], -1, ""
-    for line in thunks.splitlines():
-        thunk = re.match(r"( *)\d+: (k\w+)", line)
+    for line in text.splitlines():
+        thunk = re.match(r"( *)\d+: (k\w+)(?: *\[.*?\] *(\S*))?", line)
         if not thunk:
             continue
-        depth, kind = len(thunk[1]), thunk[2]
+        depth, kind, name = len(thunk[1]), thunk[2], thunk[3] or ""
         if depth == 0:
             parent = kind
             if kind == "kCommandBuffer":
                 number += 1
             else:
-                found.append((kind, None))
+                found.append(Thunk(kind, name, None))
         elif depth == 4 and parent == "kCommandBuffer":
-            found.append((kind, number))
+            found.append(Thunk(kind, name, number))
     return found
+
+
+def graphs(thunks: str) -> list[tuple[str, int | None]]:
+    """Returns the kind of each call, and the number of its CUDA graph, if any."""
+    return [(thunk.kind, thunk.graph) for thunk in read_thunks(thunks)]
+
+
+def thunks_of(module: Module, thunks: str) -> list[list[Thunk]]:
+    """Returns the calls of each of the entry's operations: of a sort, several."""
+    launched, found = module.launched(), read_thunks(thunks)
+    calls, start = [], 0
+    for one in launched:
+        end = start + 1
+        if any(inside.opcode == "sort" for inside in module.fused(one)):
+            # Copies of what is sorted in place, a kernel, and those that go on with it.
+            while end < len(found) and found[end - 1].kind == "kCopy":
+                end += 1
+            while end < len(found) and re.match(r"sort.*__\d+$", found[end].name):
+                end += 1
+        calls.append(found[start:end])
+        start = end
+    if start != len(found):
+        number = len(found) - sum(len(own) - 1 for own in calls if own)
+        raise ValueError(f"{len(launched)} operations, but {number} thunks.")
+    return calls
 
 
 def graph_counts(thunks: str) -> dict:
@@ -306,19 +339,18 @@ def optimizers_part(program_text: str, thunks: str) -> dict:
 
     They are those of the scope "optimizer", and kernels into which such a one is fused.
     """
-    module, found = Module(program_text), graphs(thunks)
-    launched = module.launched()
-    if len(launched) != len(found):
-        raise ValueError(f"{len(launched)} operations, but {len(found)} thunks.")
+    module = Module(program_text)
+    calls = thunks_of(module, thunks)
     mine = [
-        (one, graph)
-        for one, (_, graph) in zip(launched, found, strict=True)
+        (one, own[0].graph)
+        for one, own in zip(module.launched(), calls, strict=True)
         if any(map(_is_optimizers, (one, *module.fused(one))))
     ]
     numbers = collections.Counter(graph for _, graph in mine if graph is not None)
     largest = numbers.most_common(1)[0] if numbers else (None, 0)
     conditionals = [graph for one, graph in mine if one.opcode == "conditional"]
     return {
+        "more_calls_of_sorts": sum(len(own) - 1 for own in calls),
         "optimizer_operations": len(mine),
         "of_these_in_one_graph": largest[1],
         "conditional_in_that_graph": all(graph == largest[0] for graph in conditionals)

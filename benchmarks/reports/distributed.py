@@ -83,14 +83,18 @@ def distributed_fsdp() -> Table:
     table = []
     for row in sorted(_rows("fsdp"), key=lambda r: (r["model"], r["way"])):
         counts = collections.Counter(operation for operation, *_ in row["collectives"])
-        exchanged = sum(size for *_, size in row["collectives"])
+        gathered = sum(size for *_, size in row["collectives"])
+        # The rest of each result is the device's own.
+        received = gathered * (row["devices"] - 1) / row["devices"]
         table.append(
             [
                 MODELS[row["model"]],
                 f"`{SPECS}`" if row["way"] == "all-to-alls" else f"without `{SPECS}`",
                 ", ".join(f"{n} {name}" for name, n in sorted(counts.items())),
-                _mib(exchanged),
-                f"{exchanged / row['parameter_bytes']:.2f}",
+                *(
+                    f"{_mib(size)} ({size / row['parameter_bytes']:.2f})"
+                    for size in (gathered, received)
+                ),
                 _mib(row["state_bytes"]),
                 _mib(row["temporary_bytes"]),
             ]
@@ -99,8 +103,8 @@ def distributed_fsdp() -> Table:
         "model",
         "",
         "collectives",
-        "exchanged in a step, MiB",
-        "over the parameters' bytes",
+        "results of a step's collectives, MiB (over the parameters')",
+        "of these received from others",
         "state a device, MiB",
         "temporary memory, MiB",
     ]

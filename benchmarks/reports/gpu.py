@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from benchmarks.gpu.causes import CAUSES
-from benchmarks.gpu.target import bound_seconds
+from benchmarks.gpu.target import DEVICES, bound_seconds
 from benchmarks.harness import results
 from benchmarks.reports.rules import Table
 
@@ -14,6 +14,7 @@ OUTSIDE = {
     "kCublasLtMatmul": "matmuls",
     "kCopy": "copies",
     "kConditional": "the conditional",  # there is one
+    "kWhile": "the loop",
 }
 # Columns that the tables of updates and of whole steps have in common.
 LAUNCHED = (
@@ -24,6 +25,7 @@ LAUNCHED = (
 MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
 ROOM_AND_TIME = ("temporary", "compile")
 RULES = ("jorge", "whitening")
+OPTIMIZERS = ("sgd", "adamw", *RULES, "shampoo")
 # Of the operations of a step, by the optimizer at an interval of 50.
 SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05, "maskrcnn_resnet50_fpn": 0.05}
 
@@ -31,7 +33,7 @@ SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05, "maskrcnn_resnet50_fpn":
 def gpu_compile() -> Table:
     """Operations of the update alone."""
     table = []
-    for row in results.read("gpu_compile")["rows"]:
+    for row in _rows("gpu_compile"):
         made = row["plain"]["precondition"]
         each = made / row["stacks"] if row["stacks"] else None
         table.append(
@@ -48,9 +50,7 @@ def gpu_compile() -> Table:
 def gpu_steps() -> Table:
     """Operations of whole training steps."""
     table = []
-    rows = results.read("gpu_steps")["rows"]
-    order = list(dict.fromkeys((row["device"], row["model"]) for row in rows))
-    for row in sorted(rows, key=lambda r: order.index((r["device"], r["model"]))):
+    for row in _rows("gpu_steps"):
         inside = f"{row['of_these_in_one_graph']} of {row['optimizer_operations']}"
         if row["conditional_in_that_graph"] is not None:
             also = "with" if row["conditional_in_that_graph"] else "without"
@@ -72,7 +72,7 @@ def gpu_bounds() -> Table:
     """Operations, bytes, and the lower bound of the time."""
     table = []
     for file, part in (("gpu_compile", "update"), ("gpu_steps", "whole step")):
-        rows = {tuple(_names(row)): row for row in results.read(file)["rows"]}
+        rows = {tuple(_names(row)): row for row in _rows(file)}
         for (device, model, name), row in rows.items():
             if device != "A100":
                 continue
@@ -138,10 +138,9 @@ def gpu_causes() -> Table:
 
 def gpu_shares() -> Table:
     """Share of the optimizer in a step, with a refresh at every 50th."""
-    data = results.read("gpu_steps")
-    interval = data["provenance"]["update_interval"]
+    interval = results.read("gpu_steps")["provenance"]["update_interval"]
     table = []
-    for row in data["rows"]:
+    for row in _rows("gpu_steps"):
         flops, model = row["optimizer_flops"], row["model_flops"]
         if row["device"] != "A100" or row["optimizer"] not in RULES:
             continue
@@ -276,6 +275,18 @@ def gpu_staggering() -> Table:
         *ROOM_AND_TIME,
     ]
     return header, table
+
+
+def _rows(file: str) -> list[dict]:
+    """Returns rows by device, model and optimizer, in whatever order they were made."""
+    rows = results.read(file)["rows"]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    orders = (list(DEVICES), models, OPTIMIZERS)
+
+    def place(row: dict) -> list[int]:
+        return [own.index(x) for own, x in zip(orders, _names(row), strict=True)]
+
+    return sorted(rows, key=place)
 
 
 def _names(row: dict) -> list[str]:

@@ -21,6 +21,11 @@ def join(coordinator: str, processes: int, process: int) -> None:
             f"--process {process}: the processes are numbered 0 to {processes - 1}."
         )
     jax.distributed.initialize(coordinator, processes, process)
+    if jax.process_count() != processes:  # jax takes the number of the coordinator
+        raise ValueError(
+            f"--processes {processes}: the process at {coordinator} was started with "
+            f"--processes {jax.process_count()}. Give all the same number."
+        )
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:

@@ -349,6 +349,32 @@ def test_a_conditional_outside_of_the_graph_is_found():
         programs.optimizers_part(PROGRAM, "\n".join(lines[1:]))
 
 
+def test_a_sort_is_one_operation_of_several_calls():
+    fused = """%fused_sort (p2: f32[8,4]) -> f32[8,4] {
+  %p2 = f32[8,4]{1,0} parameter(0)
+  ROOT %sort.1 = f32[8,4]{1,0} sort(%p2), dimensions={0}, to_apply=%less
+}
+
+ENTRY"""
+    sort = "%fusion = f32[8,4]{1,0} fusion(%x), kind=kCustom, calls=%fused_sort"
+    copy = "%copy.1 = f32[8,4]{0,1} copy(%x)"
+    assert copy in PROGRAM
+    program = PROGRAM.replace("ENTRY", fused).replace(copy, f"{copy}\n  {sort}")
+    own = "    002: kCopy           [source | next=003] kCopy\n"
+    kernels = "".join(
+        f"    00{i}: kCustomKernel [prev=002 | next=003] {name} grid: [1, 1, 1]\n"
+        for i, name in enumerate(("sort_1", "sort_1__1", "sort_1__2"))
+    )
+    assert own in THUNKS
+    for first in ("", own):  # sorted in place, or in a copy
+        thunks = THUNKS.replace(own, own + first + kernels)
+        found = programs.optimizers_part(program, thunks)
+        assert found["more_calls_of_sorts"] == 2 + bool(first)
+        assert found["optimizer_operations"] == found["of_these_in_one_graph"] == 3
+    with pytest.raises(ValueError, match="6 operations, but 7 thunks"):
+        programs.optimizers_part(program, thunks.replace("sort_1__2", "loop_fusion"))
+
+
 def test_the_bound_is_the_larger_of_two_times():
     bound = functools.partial(target.bound_seconds, "A100")
     assert bound(float32=19.5e12) == pytest.approx(1)

@@ -1,6 +1,8 @@
 """Tiles spread over eight devices: the same training as on one."""
 
+import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -100,6 +102,9 @@ def check_every_rule_and_length():
         return scale_by_jorge(momentum=0.9, **options(**sharding))
 
     assert check_spread(direction, mesh, sharding) == {"all-gather": 1}
+    mesh = make_mesh(kind=KINDS[-1])
+    sharding = NamedSharding(mesh, P("x"))
+    assert check_spread(direction, mesh, sharding) == {"all-gather": 1}
 
 
 def test_sharded_parameters_and_two_axes():
@@ -123,6 +128,47 @@ def check_sharded_parameters_and_two_axes():
         for axes in (("x", "y"), "y"):
             found = check_spread(make, mesh, NamedSharding(mesh, P(axes)), specs)
             assert set(found) == {"all-gather"}
+
+
+@pytest.mark.slow
+def test_rules_and_lengths_in_every_layout():
+    run_on_eight_devices(check_rules_and_lengths_in_every_layout)
+
+
+def check_rules_and_lengths_in_every_layout():
+    """Divided parameters with every rule and length, on meshes of both kinds."""
+    cases: list[dict[str, Any]] = [
+        {},
+        {"grafting": lengths.Adam()},
+        {"rule": Whitening(early_refreshes=1)},
+        {"rule": Whitening(early_refreshes=1), "grafting": lengths.Adam()},
+    ]
+    tensor = {"kernel": P(None, "y"), "heads": P("x", "y"), "bias": P("y")}
+    layouts = [
+        ((8,), ("x",), SHARDED, "all-gather"),
+        ((8,), ("x",), SHARDED, "all-to-all"),
+        ((4, 2), ("x", "y"), tensor, "all-gather"),
+    ]
+    # Kinds alternate, and the other one begins in the next layout.
+    work = [(layout, case) for layout in layouts for case in (*cases, cases[0])]
+    for ((sizes, axes, specs, way), case), kind in zip(
+        work, itertools.cycle(KINDS), strict=False
+    ):
+        mesh = make_mesh(sizes, axes, kind)
+        spread = Spread(NamedSharding(mesh, P(axes)))
+        if way == "all-to-all":
+            by_path = functools.partial(spec_of, specs)
+            spread = dataclasses.replace(spread, param_specs=by_path)
+
+        def make(case=case, **sharding):
+            return jorge(0.05, 0.9, 0.01, **options(**case, **sharding))
+
+        assert set(check_spread(make, mesh, spread, specs)) == {way}, (case, kind)
+
+
+def spec_of(specs, path, shape):
+    del shape
+    return specs[path]
 
 
 def test_narrow_dtypes():

@@ -106,6 +106,40 @@ def check_checkpoints():
         check_refusal(place / "moved")
 
 
+def test_distributed_shampoo_trains_as_shampoo_does():
+    run_on_eight_devices(check_distributed_shampoo)
+
+
+def check_distributed_shampoo():
+    """By its name alone its roots are spread, one or none of each stack a device."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder)
+        states = []
+        for name, devices in (
+            ("shampoo", 1),
+            ("distributed-shampoo", 8),
+            ("distributed-shampoo", 1),
+            ("shampoo", 8),
+        ):
+            own = place / f"{name}-{devices}"
+            toy_task.train(own, name, steps=20, devices=devices)
+            states.append(toy_task.saved_state(own, 20))
+        shampoo, spread, alone, whole = states
+
+        def tiles(state):
+            stacks = [x for x in jax.tree.leaves(state) if np.ndim(x) == 3]
+            return {len(stack) for stack in stacks}
+
+        assert tiles(spread) == {8}
+        assert tiles(shampoo) == tiles(alone) == tiles(whole) == {1}
+        ours = jax.tree.leaves(shampoo["params"])
+        for state in (spread, alone, whole):
+            for one, two in zip(ours, jax.tree.leaves(state["params"]), strict=True):
+                np.testing.assert_allclose(one, two, atol=1e-4)
+                with pytest.raises(AssertionError):
+                    np.testing.assert_allclose(one, two + 1e-3, atol=1e-4)
+
+
 def check_refusal(folder):
     opened = checkpoints.Checkpoints(folder, "accuracy", keep=2)
     params = {"first": {"kernel": jnp.zeros((8, 12))}}

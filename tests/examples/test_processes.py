@@ -23,6 +23,12 @@ RUN = ("--steps", STEPS, "--devices", 8, "--spread", "--set", "batch_size=32")
 RUN += ("--set", f"eval_every={EVERY}", "--set", f"checkpoint_every={EVERY}")
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Starts the processes of a run; whatever is left of them is killed at the end."""
@@ -30,9 +36,7 @@ def start(tmp_path_factory):
     started = []
 
     def start(folder, processes):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         flags = f"--xla_force_host_platform_device_count={8 // processes}"
         for process in range(processes):
             join = ("--coordinator", f"127.0.0.1:{port}", "--processes", processes)
@@ -129,3 +133,32 @@ def test_a_process_that_does_not_exist_is_refused():
     for process in (-1, 2):
         with pytest.raises(ValueError, match="numbered 0 to 1"):
             devices.join("127.0.0.1:1", 2, process)
+
+
+def test_processes_that_were_told_different_numbers_are_refused():
+    port = free_port()
+    code = "import sys; from examples.shared import devices; "
+    code += "devices.join(sys.argv[1], *map(int, sys.argv[2:])); print('joined')"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, f"127.0.0.1:{port}", str(told), str(process)],
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process, told in enumerate((2, 3))
+    ]
+    first, second = (run.communicate(timeout=120)[0] for run in runs)
+    assert "joined" in first
+    assert "--processes 3: the process at 127.0.0.1" in second
+    assert "was started with --processes 2" in second
+
+
+def test_several_processes_take_all_devices(monkeypatch):
+    count = jax.device_count()
+    monkeypatch.setattr(jax, "devices", lambda: [None] * (count + 1))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=f"2 processes have {count + 1} devices"):
+        devices.place(count)
