@@ -37,9 +37,9 @@ def split_scales(
     """Applies :func:`split_scale` to each matrix of batches ``[n, rows, columns]``.
 
     The scales of all batches are computed at once: one call for each batch would
-    compile and launch as many small kernels.
+    compile and launch as many small kernels. Batches that are quotients need
+    :func:`hide_origin`; others do without, so that a GPU need not write them out.
     """
-    batches = [hide_origin(x) for x in batches]
     largest = jnp.concatenate([jnp.max(jnp.abs(x), (1, 2)) for x in batches])
     scale = nearest_power_of_two(largest)
     cuts = np.cumsum([len(x) for x in batches])[:-1]
@@ -57,6 +57,12 @@ def hide_origin(x: jax.Array) -> jax.Array:
     b * scale may underflow.
     """
     return jax.lax.optimization_barrier(x)
+
+
+def traces(x: jax.Array) -> jax.Array:
+    """Returns the traces of matrices ``[n, m, m]``, and reads only their diagonals."""
+    n, m, _ = x.shape
+    return jnp.sum(x.reshape(n, m * m)[:, :: m + 1], 1)
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
