@@ -6,7 +6,7 @@ overflows nor underflows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,25 @@ def split_scales(
         (x * inverse[:, None, None], scale)
         for x, (scale, inverse) in zip(batches, parts, strict=True)
     ]
+
+
+def at_once(
+    function: Callable[..., Sequence[jax.Array]], *numbers: Sequence[jax.Array]
+) -> list[tuple[jax.Array, ...]]:
+    """Applies a function to numbers ``[n]`` of several batches, of all at once.
+
+    One call for each batch would compile and launch as many small kernels.
+
+    Args:
+      function: Takes and returns several numbers for each matrix of all batches.
+      *numbers: For each argument of the function, those of each batch.
+
+    Returns:
+      For each batch what the function returns for it.
+    """
+    cuts = np.cumsum([len(x) for x in numbers[0]])[:-1]
+    found = function(*(jnp.concatenate(own) for own in numbers))
+    return list(zip(*(jnp.split(x, cuts) for x in found), strict=True))
 
 
 def hide_origin(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._checks import check_below_one, check_count, check_positive
-from jorge_optax._numerics import safe_sqrt, traces
+from jorge_optax._numerics import at_once, safe_sqrt, traces
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -131,12 +131,10 @@ class Whitening:
             items += whiten(left, right, matmul)
         weight = (1 - self.beta2) / self.beta2
         ridge = largest_ratio(self.beta2) ** -2 + damping
-        correct_all = functools.partial(
-            correct, weight=weight, ridge=ridge, matmul=matmul
-        )
 
         def correct_groups(groups: Groups) -> list[Corrected]:
-            return [correct_all(*arrays) for arrays in groups.values()]
+            batches = [Batch(*arrays) for arrays in groups.values()]
+            return correct(batches, weight=weight, ridge=ridge, matmul=matmul)
 
         corrected = map_batches(
             correct_groups, items, [side.root.shape[1] for side in sides]
@@ -156,7 +154,26 @@ class Whitening:
         return apply_roots(kept.roots, matrices, precision)
 
 
-def whiten(left: Side, right: Side, matmul: Matmul) -> list[tuple[jax.Array, ...]]:
+class Batch(NamedTuple):
+    """Roots of one length of side, and what corrects them.
+
+    Attributes:
+      root: ``[n, m, m]``.
+      product: ``[n, m, m]``, of the whitened gradients with their transposes.
+      share: ``[n]``, what makes this the covariance W.
+      trace: ``[n]``, of W.
+      energy: ``[n]``, trace of the covariance S of the gradient that only the other
+        side has whitened.
+    """
+
+    root: jax.Array
+    product: jax.Array
+    share: jax.Array
+    trace: jax.Array
+    energy: jax.Array
+
+
+def whiten(left: Side, right: Side, matmul: Matmul) -> list[Batch]:
     """Whitens the gradients of a stack by the roots of both its sides.
 
     Args:
@@ -165,7 +182,7 @@ def whiten(left: Side, right: Side, matmul: Matmul) -> list[tuple[jax.Array, ...
       matmul: The matrix product.
 
     Returns:
-      For each side the arguments of :func:`correct`, for all tiles.
+      For each side what corrects its roots.
     """
     rows, columns = left.gradient.shape[1:]
     gradient = left.gradient
@@ -178,7 +195,7 @@ def whiten(left: Side, right: Side, matmul: Matmul) -> list[tuple[jax.Array, ...
     products = matmul(white, white.mT), matmul(white.mT, white)
     trace = traces(products[0]) / square
     return [
-        (root, product, 1 / (square * width), trace / width, energy / width)
+        Batch(root, product, 1 / (square * width), trace / width, energy / width)
         for root, product, energy, width in zip(
             (a, b), products, energies, (columns, rows), strict=True
         )
@@ -186,28 +203,15 @@ def whiten(left: Side, right: Side, matmul: Matmul) -> list[tuple[jax.Array, ...
 
 
 def correct(
-    root: jax.Array,
-    product: jax.Array,
-    share: jax.Array,
-    trace: jax.Array,
-    energy: jax.Array,
-    *,
-    weight: Scalar,
-    ridge: Scalar,
-    matmul: Matmul,
-) -> Corrected:
+    batches: Sequence[Batch], *, weight: Scalar, ridge: Scalar, matmul: Matmul
+) -> list[Corrected]:
     """Corrects roots by the covariance W of what they have whitened.
 
     ``sqrt(1 + a) F root F`` with ``F = (I + a W)^(-1/4)`` by a polynomial. Where root
-    and W commute, it is the inverse square root of ``root^-2 + a S``, over ``1 + a``,
-    for the covariance S of the gradient that only the other side has whitened.
+    and W commute, it is the inverse square root of ``root^-2 + a S``, over ``1 + a``.
 
     Args:
-      root: ``[n, m, m]``.
-      product: ``[n, m, m]``, of the whitened gradients with their transposes.
-      share: ``[n]``, what makes this the covariance.
-      trace: ``[n]``, of the covariance.
-      energy: ``[n]``, trace of S.
+      batches: The roots, and what corrects them.
       weight: The largest a.
       ridge: Share of energy that is added to the diagonal of S.
       matmul: The matrix product.
@@ -215,34 +219,62 @@ def correct(
     Returns:
       The new roots.
     """
+    squared = [matmul(batch.root, batch.root) for batch in batches]
 
-    def each(x: jax.Array) -> jax.Array:
-        return x[:, None, None]
-
-    eye = jnp.eye(root.shape[1], dtype=root.dtype)[None]
-    squared = matmul(root, root)
-    lift = ridge * energy
     # Divided by the trace, so that no square overflows; zero only without a gradient.
-    trace = trace + lift * traces(squared)
-    trace = jnp.where(trace > 0, trace, 1)
-    unit = (each(share) * product + each(lift) * squared) / each(trace)
-    square = matmul(unit, unit)
-    # sum(square^2) is the trace of unit^4, so this bounds the largest eigenvalue.
-    fourth = jnp.sum(jnp.square(square), (1, 2))
-    bound = jnp.sqrt(jnp.sqrt(jnp.where(fourth > 0, fourth, 1)))
-    a = jnp.minimum(weight, REACH / (trace * bound))
-    # a W = Y v, where the eigenvalues of v = unit / bound lie in [0, 1].
-    reach = a * trace * bound
-    # Less one, the value at 0: small differences from it lose no digits.
-    values = jnp.expm1(-jnp.log1p(reach[:, None] * NODES.astype(root.dtype)[None]) / 4)
-    sums = (jnp.sum(own[None] * values, 1) for own in COEFFICIENTS.astype(root.dtype))
-    c0, c1, c2, c3, c4 = (each(own / bound**k) for k, own in enumerate(sums))
-    rest = matmul(square, c2 * eye + c3 * unit + c4 * square)
-    factor = (1 + c0) * eye + c1 * unit + rest
-    half, scale = matmul(factor, matmul(root, factor)), jnp.sqrt(1 + a) / 2
-    mean = 2 * scale * traces(half) / half.shape[1]
-    norm = 2 * scale * jnp.sqrt(jnp.sum(jnp.square(half), (1, 2)))
-    return Corrected(half, scale, mean, norm)
+    def divide(share, trace, energy, of_squared):
+        lift = ridge * energy
+        trace = trace + lift * of_squared
+        trace = jnp.where(trace > 0, trace, 1)
+        return trace, share / trace, lift / trace
+
+    _, _, shares, given, energies = zip(*batches, strict=True)
+    divided = at_once(divide, shares, given, energies, [traces(x) for x in squared])
+    units = [
+        _each(share) * batch.product + _each(lift) * own
+        for batch, own, (_, share, lift) in zip(batches, squared, divided, strict=True)
+    ]
+    squares = [matmul(unit, unit) for unit in units]
+    dtype = units[0].dtype
+
+    def interpolate(trace, fourth):
+        # The trace of unit^4, so this bounds the largest eigenvalue.
+        bound = jnp.sqrt(jnp.sqrt(jnp.where(fourth > 0, fourth, 1)))
+        a = jnp.minimum(weight, REACH / (trace * bound))
+        # a W = Y v, where the eigenvalues of v = unit / bound lie in [0, 1].
+        reach = a * trace * bound
+        # Less one, the value at 0: small differences from it lose no digits.
+        values = jnp.expm1(-jnp.log1p(reach[:, None] * NODES.astype(dtype)[None]) / 4)
+        sums = [jnp.sum(own[None] * values, 1) for own in COEFFICIENTS.astype(dtype)]
+        factors = [own / bound**k for k, own in enumerate(sums)]
+        return [jnp.sqrt(1 + a) / 2, 1 + factors[0], *factors[1:]]
+
+    fourths = [jnp.sum(jnp.square(square), (1, 2)) for square in squares]
+    numbers = at_once(interpolate, [trace for trace, *_ in divided], fourths)
+    halves = []
+    for batch, unit, square, own in zip(batches, units, squares, numbers, strict=True):
+        c0, c1, c2, c3, c4 = map(_each, own[1:])
+        eye = jnp.eye(unit.shape[1], dtype=dtype)[None]
+        rest = matmul(square, c2 * eye + c3 * unit + c4 * square)
+        factor = c0 * eye + c1 * unit + rest
+        halves.append(matmul(factor, matmul(batch.root, factor)))
+
+    def measure(scale, mean, square):
+        return 2 * scale * mean, 2 * scale * jnp.sqrt(square)
+
+    scales = [scale for scale, *_ in numbers]
+    means = [traces(half) / half.shape[1] for half in halves]
+    norms = [jnp.sum(jnp.square(half), (1, 2)) for half in halves]
+    measured = at_once(measure, scales, means, norms)
+    return [
+        Corrected(half, scale, *own)
+        for half, scale, own in zip(halves, scales, measured, strict=True)
+    ]
+
+
+def _each(x: jax.Array) -> jax.Array:
+    """Makes numbers ``[n]`` factors of matrices ``[n, m, m]``."""
+    return x[:, None, None]
 
 
 def largest_ratio(beta2: float) -> float:
