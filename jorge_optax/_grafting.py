@@ -12,7 +12,13 @@ import numpy as np
 import optax
 
 from jorge_optax._execution import run_in_auto_axes
-from jorge_optax._numerics import cut_off, safe_sqrt, split_scale, split_scales
+from jorge_optax._numerics import (
+    cut_off,
+    hide_origin,
+    safe_sqrt,
+    split_scale,
+    split_scales,
+)
 from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import PyTree, Stacks
@@ -191,7 +197,8 @@ def compare_norms(
       all tiles, ``[n]``, the ratio of the norm of the unit of the length to that of the
       direction, and whether the direction is finite and not zero.
     """
-    split = split_scales([*directions.values(), *(lengths[k] for k in directions)])
+    both = [*directions.values(), *(lengths[k] for k in directions)]
+    split = split_scales([hide_origin(x) for x in both])
     squares = [jnp.sum(jnp.square(jnp.abs(unit)), (1, 2)) for unit, _ in split]
     number = len(directions)
     # The numbers of all stacks at once, for the sake of fewer kernels.

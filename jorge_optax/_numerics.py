@@ -6,7 +6,7 @@ overflows nor underflows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,9 @@ def split_scales(
     """Applies :func:`split_scale` to each matrix of batches ``[n, rows, columns]``.
 
     The scales of all batches are computed at once: one call for each batch would
-    compile and launch as many small kernels.
+    compile and launch as many small kernels. Batches that are quotients need
+    :func:`hide_origin`; others do without, so that a GPU need not write them out.
     """
-    batches = [hide_origin(x) for x in batches]
     largest = jnp.concatenate([jnp.max(jnp.abs(x), (1, 2)) for x in batches])
     scale = nearest_power_of_two(largest)
     cuts = np.cumsum([len(x) for x in batches])[:-1]
@@ -50,6 +50,25 @@ def split_scales(
     ]
 
 
+def at_once(
+    function: Callable[..., Sequence[jax.Array]], *numbers: Sequence[jax.Array]
+) -> list[tuple[jax.Array, ...]]:
+    """Applies a function to numbers ``[n]`` of several batches, of all at once.
+
+    One call for each batch would compile and launch as many small kernels.
+
+    Args:
+      function: Takes and returns several numbers for each matrix of all batches.
+      *numbers: For each argument of the function, those of each batch.
+
+    Returns:
+      For each batch what the function returns for it.
+    """
+    cuts = np.cumsum([len(x) for x in numbers[0]])[:-1]
+    found = function(*(jnp.concatenate(own) for own in numbers))
+    return list(zip(*(jnp.split(x, cuts) for x in found), strict=True))
+
+
 def hide_origin(x: jax.Array) -> jax.Array:
     """Hides how x was computed from XLA's algebraic simplifier.
 
@@ -57,6 +76,12 @@ def hide_origin(x: jax.Array) -> jax.Array:
     b * scale may underflow.
     """
     return jax.lax.optimization_barrier(x)
+
+
+def traces(x: jax.Array) -> jax.Array:
+    """Returns the traces of matrices ``[n, m, m]``, and reads only their diagonals."""
+    n, m, _ = x.shape
+    return jnp.sum(x.reshape(n, m * m)[:, :: m + 1], 1)
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:

@@ -7,9 +7,8 @@ and ``update``; it is not part of the state.
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -110,7 +109,11 @@ def plan_stacks(leaves: tuple[tuple[str, Shape], ...], tiling: Tiling) -> Plan:
     return Plan(tuple(plans), {key: (counts[key], *shapes[key]) for key in counts})
 
 
-def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
+def to_stacks(
+    plan: Plan,
+    leaves: Sequence[jax.Array],
+    join: Callable[[list[jax.Array]], jax.Array] = jnp.concatenate,
+) -> Stacks:
     """Gathers the tiles of the parameters into their stacks, in one dtype."""
     parts: dict[str, list[jax.Array]] = {key: [] for key in plan.stacks}
     for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True):
@@ -119,21 +122,30 @@ def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
         tiles = to_tiles(leaf, leaf_plan.view, leaf_plan.panels)
         for own, (key, _) in zip(tiles, leaf_plan.places, strict=True):
             parts[key].append(own)
-    return {key: jnp.concatenate(tiles) for key, tiles in parts.items()}
+    return {key: join(tiles) for key, tiles in parts.items()}
 
 
-def hold_small(plan: Plan, stacks: Stacks) -> Stacks:
-    """Makes a GPU write out the stacks that are joined from two to five parts.
+def join_in_fusions(parts: list[jax.Array]) -> jax.Array:
+    """Concatenates stacks such that a GPU joins them in the kernels that use them.
 
-    XLA's GPU compiler joins so few parts by a kernel that computes nothing else. Each
-    use of such a stack would have one of its own.
+    XLA's GPU compiler concatenates two to five arrays by a kernel that computes nothing
+    else, and writes the result out. A sum of arrays that are padded it fuses.
     """
-    parts = collections.Counter(key for leaf in plan.leaves for key, _ in leaf.places)
-    small = {key: x for key, x in stacks.items() if 2 <= parts[key] <= 5}
-    held = jax.lax.platform_dependent(
-        small, cpu=lambda x: x, default=jax.lax.optimization_barrier
-    )
-    return {**stacks, **held}
+    if not 2 <= len(parts) <= 5:
+        return jnp.concatenate(parts)
+    return jax.lax.platform_dependent(parts, cpu=jnp.concatenate, default=_sum_padded)
+
+
+def _sum_padded(parts: list[jax.Array]) -> jax.Array:
+    length = sum(map(len, parts))
+    padded, start = [], 0
+    for own in parts:
+        # Minus zero changes no number that it is added to, not even minus zero.
+        nothing = jnp.array(-0.0, own.dtype)
+        around = (start, length - start - len(own), 0), (0, 0, 0), (0, 0, 0)
+        padded.append(jax.lax.pad(own, nothing, around))
+        start += len(own)
+    return functools.reduce(jnp.add, padded)
 
 
 def from_stacks(

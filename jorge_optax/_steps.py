@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._grafting import compare_norms, rescale_stacks
-from jorge_optax._numerics import cut_off
+from jorge_optax._numerics import cut_off, hide_origin
 from jorge_optax._types import PyTree, Scalar, Stacks
 
 Guard = Callable[[Stacks, Stacks], Stacks]
@@ -106,8 +106,7 @@ def take_in_one_pass(
             key: (1 - momentum) * made - (-momentum) * step.old[key]
             for key, made in step.made.items()
         }
-    numbers = _Numbers(square=_squares(moved), length=_squares(summed))
-    numbers = numbers._replace(entries=_entries(summed))
+    numbers = _Numbers(square=_squares(moved), length=_positive_squares(summed))
     if guard:
         product = _multiply(step.matrices, step.made)
         numbers = numbers._replace(product=product, given=_entries(step.matrices))
@@ -115,10 +114,10 @@ def take_in_one_pass(
         numbers = _sum_stacks(numbers)
     else:
         # The momenta are there before the roots are applied.
-        early = _sum_stacks(_Numbers(length=numbers.length, entries=numbers.entries))
-        late = _sum_stacks(numbers._replace(length=None, entries=None))
-        numbers = late._replace(length=early.length, entries=early.entries)
-    zero = numbers.entries == 0
+        early = _sum_stacks(_Numbers(length=numbers.length))
+        late = _sum_stacks(numbers._replace(length=None))
+        numbers = late._replace(length=early.length)
+    zero = numbers.length == 0
     descends = jnp.ones_like(zero)
     if guard:
         descends = jnp.isfinite(numbers.product) & (numbers.product > 0)
@@ -216,15 +215,13 @@ class _Numbers(NamedTuple):
 
     Attributes:
       square: Squares of the directions.
-      length: Squares of the momenta that give the length.
-      entries: One for each entry of these that is not zero.
+      length: Squares of the momenta that give the length, zero only for zero.
       product: Products of matrices with what the roots made of them.
       given: One for each entry of the matrices that is not zero.
     """
 
     square: PyTree = None
     length: PyTree = None
-    entries: PyTree = None
     product: PyTree = None
     given: PyTree = None
 
@@ -235,6 +232,17 @@ def _multiply(one: Stacks, other: Stacks) -> Stacks:
 
 def _squares(stacks: Stacks) -> Stacks:
     return _multiply(stacks, stacks)
+
+
+def _positive_squares(stacks: Stacks) -> Stacks:
+    """Squares entries; the square of one that is not zero is not lost.
+
+    What is added for it, in float32 2^-126, is beyond the digits of any usual sum.
+    """
+    return {
+        key: jnp.where(x != 0, jnp.maximum(x * x, jnp.finfo(x.dtype).tiny), 0)
+        for key, x in stacks.items()
+    }
 
 
 def _entries(stacks: Stacks) -> Stacks:
@@ -252,17 +260,19 @@ def _sum_stacks(numbers: _Numbers) -> _Numbers:
 
 @jax.custom_jvp
 def _sum_all(*stacks: jax.Array) -> tuple[jax.Array, ...]:
-    """Sums each tile of several stacks ``[n, R, C]``, in one reduction.
+    """Sums each tile of several stacks ``[n, R, C]``, in one reduction of rows.
 
     XLA writes the result of a kernel over one of its operands only where that operand
-    is in no second reduction.
+    is in no second reduction. Rows come first: of small tiles it would else write the
+    entries out before it sums them.
     """
     zeros = [jnp.zeros([], x.dtype) for x in stacks]
 
     def add(one: tuple, other: tuple) -> tuple:
         return tuple(a + b for a, b in zip(one, other, strict=True))
 
-    return tuple(jax.lax.reduce(stacks, tuple(zeros), add, (1, 2)))
+    rows = hide_origin(tuple(jax.lax.reduce(stacks, tuple(zeros), add, (2,))))
+    return tuple(jax.lax.reduce(rows, tuple(zeros), add, (1,)))
 
 
 @_sum_all.defjvp

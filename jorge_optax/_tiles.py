@@ -13,7 +13,7 @@ import optax
 from jorge_optax._distributed import Spread, init_shares, update_shares
 from jorge_optax._exchange import update_slabs
 from jorge_optax._fit import check_gradients, check_others, check_tiles
-from jorge_optax._stacks import Plan, from_stacks, hold_small, plan_tree, to_stacks
+from jorge_optax._stacks import Plan, from_stacks, join_in_fusions, plan_tree, to_stacks
 from jorge_optax._tiling import Tiling, matrices_shape
 from jorge_optax._types import Dtype, PyTree
 
@@ -101,7 +101,7 @@ def on_tiles(
 
         def step(update, leaves, tiles_state):
             cut = functools.partial(to_stacks, plan, leaves)
-            stacks = hold_small(plan, cut())
+            stacks = to_stacks(plan, leaves, join_in_fusions)
             stacks, tiles_state = update(stacks, tiles_state, cut=cut)
             return from_stacks(plan, stacks, leaves), tiles_state
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._checks import check_below_one, check_count, check_positive
-from jorge_optax._numerics import safe_sqrt
+from jorge_optax._numerics import at_once, safe_sqrt, traces
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -26,16 +26,32 @@ from jorge_optax._sides import (
 )
 from jorge_optax._types import Dtype, Matmul, Precision, Scalar, Stacks
 
-# (1 + y)^(-1/4) for y from 0 to Y is interpolated at five Chebyshev nodes z of [-1, 1],
-# y = Y (1 + z) / 2. Up to Y = 10 the polynomial falls all the way, as the function
-# does, and is within 1.5% of it; for Y = 1 within 3e-5.
-NODES = np.cos(np.pi * (2 * np.arange(5) + 1) / 10)
-COEFFICIENTS = np.linalg.inv(np.vander(NODES, increasing=True))  # of 1, z, z^2, ...
+# (1 + y)^(-1/4) for y from 0 to Y is interpolated at five Chebyshev nodes v of [0, 1],
+# y = Y v. Up to Y = 10 the polynomial falls all the way, as the function does, and is
+# within 1.5% of it; for Y = 1 within 3e-5.
+NODES = (1 + np.cos(np.pi * (2 * np.arange(5) + 1) / 10)) / 2
+COEFFICIENTS = np.linalg.inv(np.vander(NODES, increasing=True))  # of 1, v, v^2, ...
 REACH = 10.0
 
 
 class Whitened(NamedTuple):
     """Stands for statistics: none, but it tells a state of this rule from others."""
+
+
+class Corrected(NamedTuple):
+    """Corrected roots, not yet symmetric: each is ``scale * (half + half^T)``.
+
+    Attributes:
+      half: ``[n, m, m]``.
+      scale: ``[n]``.
+      mean: ``[n]``, the mean eigenvalue of the root.
+      norm: ``[n]``, the norm of the root at least.
+    """
+
+    half: jax.Array
+    scale: jax.Array
+    mean: jax.Array
+    norm: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +131,16 @@ class Whitening:
             items += whiten(left, right, matmul)
         weight = (1 - self.beta2) / self.beta2
         ridge = largest_ratio(self.beta2) ** -2 + damping
-        correct_all = jax.vmap(
-            functools.partial(correct, weight=weight, ridge=ridge, matmul=matmul)
-        )
 
-        def correct_groups(groups: Groups) -> list[jax.Array]:
-            return [correct_all(*arrays) for arrays in groups.values()]
+        def correct_groups(groups: Groups) -> list[Corrected]:
+            batches = [Batch(*arrays) for arrays in groups.values()]
+            return correct(batches, weight=weight, ridge=ridge, matmul=matmul)
 
-        roots = map_batches(
+        corrected = map_batches(
             correct_groups, items, [side.root.shape[1] for side in sides]
         )
         dtype = sides[0].root.dtype
-        finished = finish(roots, roundoff(roots[0].dtype, precision))
+        finished = finish(corrected, roundoff(corrected[0].half.dtype, precision))
         kept_or_new = [
             jnp.where(side.usable, round_root(new, dtype), side.root)
             for side, new in zip(sides, finished, strict=True)
@@ -140,9 +154,26 @@ class Whitening:
         return apply_roots(kept.roots, matrices, precision)
 
 
-def whiten(
-    left: Side, right: Side, matmul: Matmul
-) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+class Batch(NamedTuple):
+    """Roots of one length of side, and what corrects them.
+
+    Attributes:
+      root: ``[n, m, m]``.
+      product: ``[n, m, m]``, of the whitened gradients with their transposes.
+      share: ``[n]``, what makes this the covariance W.
+      trace: ``[n]``, of W.
+      energy: ``[n]``, trace of the covariance S of the gradient that only the other
+        side has whitened.
+    """
+
+    root: jax.Array
+    product: jax.Array
+    share: jax.Array
+    trace: jax.Array
+    energy: jax.Array
+
+
+def whiten(left: Side, right: Side, matmul: Matmul) -> list[Batch]:
     """Whitens the gradients of a stack by the roots of both its sides.
 
     Args:
@@ -151,74 +182,99 @@ def whiten(
       matmul: The matrix product.
 
     Returns:
-      For each side its roots ``[n, m, m]``, the covariance ``[n, m, m]`` of the
-      whitened gradient, and ``[n]`` the trace of the covariance of the gradient that
-      only the other side has whitened.
+      For each side what corrects its roots.
     """
     rows, columns = left.gradient.shape[1:]
-    dtype = left.gradient.dtype
-    a, b = left.root.astype(dtype), right.root.astype(dtype)
-    mean_square = jnp.where(left.trace > 0, left.trace, 1) / (rows * columns)
-    gradient = left.gradient * jax.lax.rsqrt(mean_square)[:, None, None]
+    gradient = left.gradient
+    a, b = (side.root.astype(gradient.dtype) for side in (left, right))
     by_left, by_right = matmul(a, gradient), matmul(gradient, b)
     white = matmul(by_left, b) if columns <= rows else matmul(a, by_right)
-    energy_left, energy_right = (
-        jnp.sum(jnp.square(x), (1, 2)) for x in (by_right, by_left)
-    )
+    # Numbers, and not the gradients, are divided by the mean square.
+    square = jnp.where(left.trace > 0, left.trace, 1) / (rows * columns)
+    energies = (jnp.sum(jnp.square(x), (1, 2)) / square for x in (by_right, by_left))
+    products = matmul(white, white.mT), matmul(white.mT, white)
+    trace = traces(products[0]) / square
     return [
-        (a, matmul(white, white.mT) / columns, energy_left / columns),
-        (b, matmul(white.mT, white) / rows, energy_right / rows),
+        Batch(root, product, 1 / (square * width), trace / width, energy / width)
+        for root, product, energy, width in zip(
+            (a, b), products, energies, (columns, rows), strict=True
+        )
     ]
 
 
 def correct(
-    root: jax.Array,
-    covariance: jax.Array,
-    energy: jax.Array,
-    *,
-    weight: Scalar,
-    ridge: Scalar,
-    matmul: Matmul,
-) -> jax.Array:
-    """Corrects one root by the covariance W of what it has whitened.
+    batches: Sequence[Batch], *, weight: Scalar, ridge: Scalar, matmul: Matmul
+) -> list[Corrected]:
+    """Corrects roots by the covariance W of what they have whitened.
 
     ``sqrt(1 + a) F root F`` with ``F = (I + a W)^(-1/4)`` by a polynomial. Where root
-    and W commute, it is the inverse square root of ``root^-2 + a S``, over ``1 + a``,
-    for the covariance S of the gradient that only the other side has whitened.
+    and W commute, it is the inverse square root of ``root^-2 + a S``, over ``1 + a``.
 
     Args:
-      root: ``[m, m]``.
-      covariance: ``[m, m]``.
-      energy: Trace of S.
+      batches: The roots, and what corrects them.
       weight: The largest a.
       ridge: Share of energy that is added to the diagonal of S.
       matmul: The matrix product.
 
     Returns:
-      The new root.
+      The new roots.
     """
-    eye = jnp.eye(len(root), dtype=root.dtype)
-    covariance = covariance + ridge * energy * matmul(root, root)
+    squared = [matmul(batch.root, batch.root) for batch in batches]
+
     # Divided by the trace, so that no square overflows; zero only without a gradient.
-    trace = jnp.trace(covariance)
-    trace = jnp.where(trace > 0, trace, 1)
-    unit = covariance / trace
-    square = matmul(unit, unit)
-    # sum(square^2) is the trace of unit^4, so this bounds the largest eigenvalue.
-    fourth = jnp.sum(jnp.square(square))
-    bound = jnp.sqrt(jnp.sqrt(jnp.where(fourth > 0, fourth, 1)))
-    a = jnp.minimum(weight, REACH / (trace * bound))
-    # a W = Y (I + z) / 2, where the eigenvalues of z lie in [-1, 1].
-    reach = a * trace * bound
-    z = (2 / bound) * unit - eye
-    z2 = (4 / bound**2) * square - (4 / bound) * unit + eye
-    values = jax.lax.rsqrt(jnp.sqrt(1 + reach * (1 + NODES.astype(root.dtype)) / 2))
-    terms = COEFFICIENTS.astype(root.dtype) * values[None]
-    c0, c1, c2, c3, c4 = jnp.sum(terms, 1)
-    factor = c0 * eye + c1 * z + matmul(z2, c2 * eye + c3 * z + c4 * z2)
-    new = matmul(factor, matmul(root, factor))
-    # Scaled last: a fused multiply-add of a scaled sum would not be symmetric.
-    return (jnp.sqrt(1 + a) / 2) * (new + new.T)
+    def divide(share, trace, energy, of_squared):
+        lift = ridge * energy
+        trace = trace + lift * of_squared
+        trace = jnp.where(trace > 0, trace, 1)
+        return trace, share / trace, lift / trace
+
+    _, _, shares, given, energies = zip(*batches, strict=True)
+    divided = at_once(divide, shares, given, energies, [traces(x) for x in squared])
+    units = [
+        _each(share) * batch.product + _each(lift) * own
+        for batch, own, (_, share, lift) in zip(batches, squared, divided, strict=True)
+    ]
+    squares = [matmul(unit, unit) for unit in units]
+    dtype = units[0].dtype
+
+    def interpolate(trace, fourth):
+        # The trace of unit^4, so this bounds the largest eigenvalue.
+        bound = jnp.sqrt(jnp.sqrt(jnp.where(fourth > 0, fourth, 1)))
+        a = jnp.minimum(weight, REACH / (trace * bound))
+        # a W = Y v, where the eigenvalues of v = unit / bound lie in [0, 1].
+        reach = a * trace * bound
+        # Less one, the value at 0: small differences from it lose no digits.
+        values = jnp.expm1(-jnp.log1p(reach[:, None] * NODES.astype(dtype)[None]) / 4)
+        sums = [jnp.sum(own[None] * values, 1) for own in COEFFICIENTS.astype(dtype)]
+        factors = [own / bound**k for k, own in enumerate(sums)]
+        return [jnp.sqrt(1 + a) / 2, 1 + factors[0], *factors[1:]]
+
+    fourths = [jnp.sum(jnp.square(square), (1, 2)) for square in squares]
+    numbers = at_once(interpolate, [trace for trace, *_ in divided], fourths)
+    halves = []
+    for batch, unit, square, own in zip(batches, units, squares, numbers, strict=True):
+        c0, c1, c2, c3, c4 = map(_each, own[1:])
+        eye = jnp.eye(unit.shape[1], dtype=dtype)[None]
+        rest = matmul(square, c2 * eye + c3 * unit + c4 * square)
+        factor = c0 * eye + c1 * unit + rest
+        halves.append(matmul(factor, matmul(batch.root, factor)))
+
+    def measure(scale, mean, square):
+        return 2 * scale * mean, 2 * scale * jnp.sqrt(square)
+
+    scales = [scale for scale, *_ in numbers]
+    means = [traces(half) / half.shape[1] for half in halves]
+    norms = [jnp.sum(jnp.square(half), (1, 2)) for half in halves]
+    measured = at_once(measure, scales, means, norms)
+    return [
+        Corrected(half, scale, *own)
+        for half, scale, own in zip(halves, scales, measured, strict=True)
+    ]
+
+
+def _each(x: jax.Array) -> jax.Array:
+    """Makes numbers ``[n]`` factors of matrices ``[n, m, m]``."""
+    return x[:, None, None]
 
 
 def largest_ratio(beta2: float) -> float:
@@ -232,21 +288,20 @@ def largest_ratio(beta2: float) -> float:
     return half + math.sqrt(half**2 - 1)
 
 
-def finish(roots: Sequence[jax.Array], floor: float) -> list[jax.Array]:
-    """Makes roots balanced and, whatever products have rounded, positive definite.
+def finish(roots: Sequence[Corrected], floor: float) -> list[jax.Array]:
+    """Makes roots symmetric, balanced and, despite rounding, positive definite.
 
     Only the product of the scales of both sides is determined: they get the same mean
-    eigenvalue. A rounding error of relative size u changes no eigenvalue of a root by
-    more than u times its norm, so that multiple of the identity is added.
+    eigenvalue. A rounding error of relative size u, the floor, changes no eigenvalue of
+    a root by more than u times its norm, so that multiple of the identity is added.
     """
-    means = [jnp.trace(x, axis1=1, axis2=2) / x.shape[1] for x in roots]
-    norms = [jnp.sqrt(jnp.sum(jnp.square(x), (1, 2))) for x in roots]
     finished = []
-    for i, x in enumerate(roots):
-        factor = jnp.sqrt(means[i ^ 1]) / jnp.sqrt(means[i])
-        eye = jnp.eye(x.shape[1], dtype=x.dtype)[None]
-        lifted = x + (floor * norms[i])[:, None, None] * eye
-        finished.append(lifted * factor[:, None, None])
+    for i, (half, scale, mean, norm) in enumerate(roots):
+        numbers = scale, floor * norm, jnp.sqrt(roots[i ^ 1].mean) / jnp.sqrt(mean)
+        scale, lift, factor = (x[:, None, None] for x in numbers)
+        eye = jnp.eye(half.shape[1], dtype=half.dtype)[None]
+        # Scaled last: a fused multiply-add of a scaled sum would not be symmetric.
+        finished.append((scale * (half + half.mT) + lift * eye) * factor)
     return finished
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from jorge_optax._checks import check_below_one, check_positive
-from jorge_optax._numerics import safe_sqrt, split_scales
+from jorge_optax._numerics import hide_origin, safe_sqrt, split_scales
 from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
 
 __all__ = ("SGD", "Adam", "Length", "Shape")
@@ -250,7 +250,7 @@ class Shape:
         moved = momenta or gradients
         if not moved:
             return {}, state
-        units = split_scales([*moved.values()])
+        units = split_scales([hide_origin(x) for x in moved.values()])
         norms = [safe_sqrt(jnp.mean(jnp.square(unit), (1, 2))) for unit, _ in units]
         steps = {
             key: unit / jnp.where(norm > 0, norm, 1)[:, None, None]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from benchmarks.gpu.causes import CAUSES
+from benchmarks.gpu.causes import CAUSES, REFRESH_CAUSES
 from benchmarks.gpu.target import DEVICES, bound_seconds
 from benchmarks.harness import results
 from benchmarks.reports.rules import Table
@@ -26,6 +26,8 @@ MOVED = ("copied in a plain step (of roots)", "cusolver calls", "CUDA graphs")
 ROOM_AND_TIME = ("temporary", "compile")
 RULES = ("jorge", "whitening")
 OPTIMIZERS = ("sgd", "adamw", *RULES, "shampoo")
+BEFORE_AND_AFTER = [f"{name}, {when}" for name in RULES for when in ("before", "after")]
+MOST_TIMES = 2.0  # the least bytes, of a plain update
 # Of the operations of a step, by the optimizer at an interval of 50.
 SHARES = {"resnet50": 0.02, "deeplabv3_resnet50": 0.05, "maskrcnn_resnet50_fpn": 0.05}
 
@@ -113,27 +115,87 @@ def gpu_bounds() -> Table:
 
 def gpu_causes() -> Table:
     """Bytes of a plain update by cause, at the first and at the last commit."""
+    columns = _before_and_after("causes")
+    table = _by_cause(columns, "causes", CAUSES)
+    _add(table, "all", (_gigabytes(row["plain_bytes"]) for row in columns))
+    _add(table, "least", (_gigabytes(row["least_bytes"]) for row in columns))
+    times = (row["plain_bytes"] / row["least_bytes"] for row in columns)
+    _add(table, "times the least", (f"{x:.3f}" for x in times))
+    all_ = (_gigabytes(row["refresh_bytes"]) for row in columns)
+    _add(table, "a refresh step, all", all_)
+    _add(table, "operations", (str(row["plain_operations"]) for row in columns))
+    return ["GB of a plain update of resnet50", *BEFORE_AND_AFTER], table
+
+
+def gpu_refresh_causes() -> Table:
+    """Bytes of a refresh by cause, at the first and at the last commit that has it."""
+    columns = _before_and_after("refresh_causes")
+    table = _by_cause(columns, "refresh_causes", REFRESH_CAUSES)
+    totals = [sum(row["refresh_causes"].values()) for row in columns]
+    _add(table, "a refresh", map(_gigabytes, totals))
+    _add(
+        table, "with its plain step", (_gigabytes(r["refresh_bytes"]) for r in columns)
+    )
+    _add(table, "operations", (str(row["refresh_operations"]) for row in columns))
+    return ["GB of a refresh of resnet50", *BEFORE_AND_AFTER], table
+
+
+def gpu_moved() -> Table:
+    """Bytes of updates over the least, at the last commit."""
     rows = results.read("gpu_causes")["rows"]
+    table = []
+    for row in rows:
+        if row["commit"] != rows[-1]["commit"]:
+            continue
+        times = row["plain_bytes"] / row["least_bytes"]
+        table.append(
+            [
+                *_names(row),
+                _gigabytes(row["least_bytes"]),
+                _gigabytes(row["plain_bytes"]),
+                f"{times:.3f}",
+                "met" if times <= MOST_TIMES else "missed",
+                _gigabytes(row["least_refresh_bytes"]),
+                _gigabytes(row["refresh_bytes"]),
+                f"{row['refresh_bytes'] / row['least_refresh_bytes']:.1f}",
+            ]
+        )
+    header = [
+        *("for", "model", "optimizer", "least GB", "GB of a plain update", "times"),
+        f"at most {MOST_TIMES} times",
+        *("least GB of a refresh step", "GB of a refresh step", "times"),
+    ]
+    return header, table
+
+
+def _before_and_after(causes: str) -> list[dict]:
+    """First and last row of each rule that has these causes, for one case."""
     columns = []
     for name in RULES:
-        own = [row for row in rows if row["optimizer"] == name]
+        own = [
+            row
+            for row in results.read("gpu_causes")["rows"]
+            if _names(row) == ["A100", "resnet50", name] and causes in row
+        ]
         columns += [own[0], own[-1]]
-    table = [
-        [words, *(f"{row['causes'][cause] / 1e9:.2f}" for row in columns)]
-        for cause, words in CAUSES.items()
+    return columns
+
+
+def _by_cause(
+    columns: list[dict], causes: str, words: dict[str, str]
+) -> list[list[str]]:
+    return [
+        [text, *(_gigabytes(row[causes][cause]) for row in columns)]
+        for cause, text in words.items()
     ]
 
-    def add(words: str, numbers: Iterable[str]) -> None:
-        table.append([words, *numbers])
 
-    add("all", (f"{row['plain_bytes'] / 1e9:.2f}" for row in columns))
-    add("least", (f"{row['least_bytes'] / 1e9:.2f}" for row in columns))
-    times = (row["plain_bytes"] / row["least_bytes"] for row in columns)
-    add("times the least", (f"{x:.2f}" for x in times))
-    add("a refresh step, all", (f"{row['refresh_bytes'] / 1e9:.2f}" for row in columns))
-    add("operations", (str(row["plain_operations"]) for row in columns))
-    header = [f"{name}, {when}" for name in RULES for when in ("before", "after")]
-    return ["GB of a plain update of resnet50", *header], table
+def _add(table: list[list[str]], words: str, numbers: Iterable[str]) -> None:
+    table.append([words, *numbers])
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f}"
 
 
 def gpu_shares() -> Table:

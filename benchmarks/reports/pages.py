@@ -146,6 +146,8 @@ TABLES = {
             gpu.gpu_aims,
             gpu.gpu_bounds,
             gpu.gpu_causes,
+            gpu.gpu_refresh_causes,
+            gpu.gpu_moved,
             gpu.gpu_compile,
             gpu.gpu_shares,
             gpu.gpu_staggering,

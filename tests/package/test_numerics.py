@@ -6,7 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jorge_optax._numerics import nearest_power_of_two, split_scale, split_scales
+from jorge_optax._numerics import (
+    nearest_power_of_two,
+    split_scale,
+    split_scales,
+    traces,
+)
 
 
 def batches():
@@ -37,3 +42,9 @@ def test_scales_are_exact_powers_of_two(dtype):
     assert np.all((values / powers > 0.66) & (values / powers < 1.51))
     unit, scale = split_scale(values[1:5])
     chex.assert_trees_all_equal(unit * scale, values[1:5])
+
+
+def test_traces():
+    x = np.random.default_rng(3).normal(size=(5, 7, 7)).astype(np.float32)
+    expected = np.trace(x, axis1=1, axis2=2)
+    np.testing.assert_allclose(traces(jnp.asarray(x)), expected, rtol=1e-5)

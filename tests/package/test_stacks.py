@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jorge_optax import MatrixView, Tiling, _stacks, default_view, jorge
-from jorge_optax._stacks import from_stacks, plan_tree, to_stacks
+from jorge_optax._stacks import _sum_padded, from_stacks, plan_tree, to_stacks
 from tests.helpers.trees import (
     EMBEDDING,
     SHAPES,
@@ -146,3 +146,13 @@ def test_more_equal_layers_make_no_more_kernels(monkeypatch):
         lambda plan, _: [at for leaf in plan.leaves for _, at in leaf.places],
     )
     assert distinct_kernels(23) + 20 < distinct_kernels(47)
+
+
+def test_stacks_are_joined_alike_on_a_gpu():
+    """Bit for bit, with the sign of a zero and whatever is not finite."""
+    rng = np.random.default_rng(4)
+    parts = [rng.normal(size=(n, 3, 2)).astype(np.float32) for n in (2, 1, 3)]
+    parts[0][0] = [[0.0, -0.0], [np.inf, -np.inf], [np.nan, 1e-30]]
+    found = np.asarray(_sum_padded([jnp.asarray(x) for x in parts]))
+    equal = found.view(np.int32) == np.concatenate(parts).view(np.int32)
+    assert np.all(equal | np.isnan(found))

@@ -18,7 +18,7 @@ from jorge_optax import (
     scale_by_jorge,
     state_size,
 )
-from jorge_optax._whitening import correct, largest_ratio, round_root
+from jorge_optax._whitening import Batch, correct, largest_ratio, round_root
 from tests.helpers.lengths import DTYPES, assert_as_long_as_sgd, norm64
 from tests.helpers.whitening_oracle import WhiteningTile
 
@@ -354,7 +354,10 @@ def test_an_error_off_the_diagonal_is_multiplied_by_minus_one_half(beta2):
     statistic = jnp.diag(jnp.diag(root) ** -2)
     covariance = wrong @ statistic @ wrong
     options = dict(ridge=0.0, matmul=jnp.matmul, weight=(1 - beta2) / beta2)
-    new = correct(wrong, covariance, jnp.ones([]), **options)
+    one, trace = jnp.ones(1), jnp.trace(covariance)[None]
+    batch = Batch(wrong[None], covariance[None], one, trace, one)
+    (found,) = correct([batch], **options)
+    new = found.scale[0] * (found.half + found.half.mT)[0]
     np.testing.assert_allclose(new[0, 1] / error, -0.5, atol=0.02)
     np.testing.assert_allclose(jnp.diag(new), jnp.diag(root), rtol=1e-3)
 
