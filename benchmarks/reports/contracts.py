@@ -145,6 +145,7 @@ ROWS = [
         "four_steps_compile_once",
         "every_rule_and_length_on_eight_devices",
         "sharded_parameters_and_two_axes",
+        "rules_and_lengths_in_every_layout",
         "narrow_dtypes",
         "shares_and_idle_tiles",
         "a_state_moves_between_numbers_of_devices",
@@ -169,9 +170,10 @@ ROWS = [
     ),
     (
         "the same in loops of nnx and linen, and in orbax checkpoints",
-        "one compilation; a checkpoint moves to other numbers of devices",
+        "one compilation; a checkpoint moves to other numbers of devices; Shampoo, too",
         "nnx_and_linen_loops_compile_once",
         "a_checkpoint_moves_between_numbers_of_devices",
+        "distributed_shampoo_trains_as_shampoo_does",
     ),
 ]
 # Negative controls of the tests above.
