@@ -14,7 +14,8 @@ That embeddings are left to Adam by default was decided on the tuning seed. "muo
 AdamW's rate, too, and steps of a root mean square of 0.2, which is usual to carry
 AdamW's rate over; embeddings and the last layer get AdamW at its own tuned rate, also
 where Muon's rate is tuned. SOAP, KL-Shampoo and Jorge leave embeddings to Adam, Jorge
-by shape the last layer, too. By shape, the decay is such that its product with the rate
+by shape the last layer, too. Shampoo has exact roots and, like Jorge by the paper's
+rule, Adam's length. By shape, the decay is such that its product with the rate
 is AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
@@ -39,6 +40,7 @@ from benchmarks.cost import counts
 from benchmarks.harness import rates, results
 from benchmarks.problems import language_model
 from examples.language_model.configs import hidden_matrices
+from examples.shared.shampoo import ShampooRule
 from jorge_optax import BinomialSeries, Whitening, from_adamw, from_scratch, lengths
 
 STEPS, DECAY, B1, B2 = results.sized(600, 60), 0.1, 0.9, 0.95
@@ -49,6 +51,7 @@ RATES = {  # tried for each tuned optimizer
     "soap": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
     "kl-shampoo": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "psgd": (5e-4, 1e-3, 2e-3, 4e-3),
+    "shampoo": (1e-3, 2e-3, 4e-3, 8e-3),
     "jorge, whitening, tuned": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "jorge, by shape, tuned": (1e-2, 2e-2, 5e-2, 1e-1),
 }
@@ -76,6 +79,7 @@ VARIANTS = {
         "rule": Whitening(),
         "leave_out": (*LEAVE_OUT, "head"),
     },
+    "shampoo": {"rule": ShampooRule()},
 }
 
 
