@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._grafting import compare_norms, rescale_stacks
-from jorge_optax._numerics import cut_off, hide_origin
+from jorge_optax._numerics import cut_off
 from jorge_optax._types import PyTree, Scalar, Stacks
 
 Guard = Callable[[Stacks, Stacks], Stacks]
@@ -271,7 +271,9 @@ def _sum_all(*stacks: jax.Array) -> tuple[jax.Array, ...]:
     def add(one: tuple, other: tuple) -> tuple:
         return tuple(a + b for a, b in zip(one, other, strict=True))
 
-    rows = hide_origin(tuple(jax.lax.reduce(stacks, tuple(zeros), add, (2,))))
+    rows = tuple(jax.lax.reduce(stacks, tuple(zeros), add, (2,)))
+    # Else XLA makes one reduction of both.
+    rows = jax.lax.optimization_barrier(rows)
     return tuple(jax.lax.reduce(rows, tuple(zeros), add, (1,)))
 
 
