@@ -54,12 +54,12 @@ class Counts(NamedTuple):
 #
 # All fell again when stacks of two to five parts were joined in the kernels that use
 # them, entries were no longer counted beside their squares, roots were scaled where
-# they are joined, and whitening's traces and norms were taken of batches and not of stacks:
-# ResNet-50 had 199 and 333 (series), 209 and 476 (whitening), DeepLabv3 219 and 346,
-# the transformer 64 and 204 (whitening), 58 and 156 (series); staggered, 98 and 268
-# (series), 98 and 310 (whitening). Whitening's fell a third time when the numbers of
-# all lengths of side were computed at once: ResNet-50 had 438 in a refresh, the
-# transformer 61 and 187, and a copy of the count; staggered, 88 and 285.
+# they are joined, and whitening's traces and norms were taken of batches and not of
+# stacks: ResNet-50 had 199 and 333 (series), 209 and 476 (whitening), DeepLabv3 219
+# and 346, the transformer 64 and 204 (whitening), 58 and 156 (series); staggered, 98
+# and 268 (series), 98 and 310 (whitening). Whitening's fell a third time when the
+# numbers of all lengths of side were computed at once: ResNet-50 had 438 in a refresh,
+# the transformer 61 and 187, and a copy of the count; staggered, 88 and 285.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(196, 20, 0, 328, 70),
