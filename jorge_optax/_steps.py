@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._grafting import compare_norms, rescale_stacks
-from jorge_optax._numerics import cut_off
+from jorge_optax._numerics import cut_off, hide_origin
 from jorge_optax._types import PyTree, Scalar, Stacks
 
 Guard = Callable[[Stacks, Stacks], Stacks]
@@ -260,21 +260,20 @@ def _sum_stacks(numbers: _Numbers) -> _Numbers:
 
 @jax.custom_jvp
 def _sum_all(*stacks: jax.Array) -> tuple[jax.Array, ...]:
-    """Sums each tile of several stacks ``[n, R, C]``, in one reduction of rows.
+    """Sums each tile of several stacks ``[n, R, C]``, in one reduction.
 
     XLA writes the result of a kernel over one of its operands only where that operand
-    is in no second reduction. Rows come first: of small tiles it would else write the
-    entries out before it sums them.
+    is in no second reduction. And in a sum of squares alone rows come first: of small
+    tiles it would else write the squares out before it sums them.
     """
     zeros = [jnp.zeros([], x.dtype) for x in stacks]
+    if len(stacks) == 1:
+        return (jnp.sum(hide_origin(jnp.sum(stacks[0], 2)), 1),)
 
     def add(one: tuple, other: tuple) -> tuple:
         return tuple(a + b for a, b in zip(one, other, strict=True))
 
-    rows = tuple(jax.lax.reduce(stacks, tuple(zeros), add, (2,)))
-    # Else XLA makes one reduction of both.
-    rows = jax.lax.optimization_barrier(rows)
-    return tuple(jax.lax.reduce(rows, tuple(zeros), add, (1,)))
+    return tuple(jax.lax.reduce(stacks, tuple(zeros), add, (1, 2)))
 
 
 @_sum_all.defjvp

@@ -62,16 +62,15 @@ class Counts(NamedTuple):
 # the transformer 61 and 187, and a copy of the count; staggered, 88 and 285.
 PINNED = {
     # 20 + 50 products, none joined.
-    ("resnet50", "series"): Counts(196, 20, 0, 328, 70),
+    ("resnet50", "series"): Counts(197, 20, 0, 329, 70),
     # One momentum less; 20 + 80 products, one joined for each stack and one more.
     ("resnet50", "whitening"): Counts(208, 20, 0, 427, 89),
     # 26 leaves more, of which 17 have no tiles; the same stacks but for their numbers.
-    # Among the operations, which fell by two, is now a copy of the count.
-    ("deeplabv3_resnet50", "series"): Counts(217, 20, 4, 342, 70),
+    ("deeplabv3_resnet50", "series"): Counts(217, 20, 0, 342, 70),
     # 10 + 45 products, 7 of them joined with others.
     ("transformer", "whitening"): Counts(60, 10, 0, 180, 48),
     # 10 + 41 products, three times two of them joined.
-    ("transformer", "series"): Counts(56, 10, 4, 153, 48),
+    ("transformer", "series"): Counts(57, 10, 4, 154, 48),
 }
 
 
@@ -127,7 +126,7 @@ class Staggered(NamedTuple):
 # Where they come from: those of a plain step, a refresh of the stacks that have a part
 # in each slot, and a conditional for each other stack, of about 40 operations.
 STAGGERED = {
-    ("transformer", "series"): Staggered(71, 231),
+    ("transformer", "series"): Staggered(72, 232),
     ("transformer", "whitening"): Staggered(87, 282),
 }
 
