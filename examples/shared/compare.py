@@ -185,7 +185,7 @@ def _draw(axes: Axes, comparison: Comparison, key: str) -> None:
     axes.set(
         xlabel=key,
         ylabel=metric,
-        title=f"{metric}: seeds thin, mean thick; dots: at the target to stay",
+        title=f"{metric}: seeds thin, mean thick; dots: target met",
     )
 
 
