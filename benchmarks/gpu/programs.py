@@ -111,7 +111,13 @@ class Module:
         return found
 
     def _is_of_roots(self, name: str, one: Instruction) -> bool:
-        """Whether it copies what a conditional takes or returns, or a root."""
+        """Whether it copies a root, or a square one of a conditional's matrices.
+
+        The guards' conditional takes and returns momenta, too, most of them oblong.
+        """
+        sides = re.findall(r"\d+", one.shape.partition("[")[2].partition("]")[0])
+        if len(sides) < 2 or sides[-1] != sides[-2]:
+            return False
         source = self.computations[name][one.operands[0]]
         while source.opcode in ("get-tuple-element", "bitcast"):
             source = self.computations[name][source.operands[0]]
