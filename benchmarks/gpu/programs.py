@@ -111,19 +111,17 @@ class Module:
         return found
 
     def _is_of_roots(self, name: str, one: Instruction) -> bool:
-        """Whether it copies a root, or a square one of a conditional's matrices.
+        """Whether it copies a root, or what a refresh takes or returns.
 
-        The guards' conditional takes and returns momenta, too, most of them oblong.
+        The guards' conditional takes and returns momenta.
         """
-        sides = re.findall(r"\d+", one.shape.partition("[")[2].partition("]")[0])
-        if len(sides) < 2 or sides[-1] != sides[-2]:
-            return False
         source = self.computations[name][one.operands[0]]
         while source.opcode in ("get-tuple-element", "bitcast"):
             source = self.computations[name][source.operands[0]]
         if source.opcode == "parameter":
             return name != "entry" or "roots" in source.name
-        return source.opcode == "conditional"
+        launched = (i for own in _branches_of(source) for i in self.launched(own))
+        return any(i.kind in ("matmuls", "cusolver_calls") for i in launched)
 
     def traffic(self, computation: dict[str, Instruction], one: Instruction) -> int:
         """Bytes of what an operation reads and writes: of slices, not of the whole."""
