@@ -48,7 +48,7 @@ def jorge(
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
     accumulator_dtype: str | None = None,
-    precision: Precision = "highest",
+    precision: Precision = None,
     refresh_precision: Precision = None,
     sharding: NamedSharding | Spread | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -116,9 +116,10 @@ def jorge(
         dtype of the parameters if that is wider.
       precision: Precision of the matrix products that apply the roots, at every step,
         as in :func:`jax.numpy.matmul`; without ``"highest"``, float32 products run in
-        TF32 on recent GPUs.
+        TF32 on recent GPUs. ``None`` is what suits the rule: ``"high"`` for
+        :class:`Whitening`, ``"highest"`` for :class:`BinomialSeries`.
       refresh_precision: Precision of the matrix products that refresh the roots;
-        ``None`` is that of ``precision``.
+        ``None`` is that of ``precision``, or ``"highest"`` if that is ``None``, too.
       sharding: A :class:`jax.sharding.NamedSharding` whose mesh axes the tiles are
         spread over: each device keeps, refreshes and applies only its share. A
         :class:`Spread` says more; ``None`` does not spread them.

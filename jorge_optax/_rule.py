@@ -45,6 +45,8 @@ class Rule(Protocol):
         ``"nesterov"``: to the momentum of the gradients, or to Nesterov's.
       early_refreshes: Optional. The roots are refreshed at each of so many first steps,
         whatever the interval.
+      precision: Optional. The option ``precision`` of :func:`jorge` where that is
+        ``None``; ``"highest"`` without it.
 
     Examples:
       A rule that whitens each row by its own running mean square:

@@ -76,7 +76,7 @@ def scale_by_jorge(
     tiling: Tiling | None = None,
     root_dtype: str = "float32",
     accumulator_dtype: str | None = None,
-    precision: Precision = "highest",
+    precision: Precision = None,
     refresh_precision: Precision = None,
     sharding: NamedSharding | Spread | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -167,9 +167,11 @@ def precondition_stacks(
     averages_first = chosen.preconditions != "gradient"
     early_refreshes = getattr(chosen, "early_refreshes", 0)
     momentum_dtype = canonical_accumulator(accumulator_dtype)
-    precision = canonical_precision(precision)
     if refresh_precision is None:
-        refresh_precision = precision
+        refresh_precision = "highest" if precision is None else precision
+    if precision is None:
+        precision = getattr(chosen, "precision", "highest")
+    precision = canonical_precision(precision)
     refresh_precision = canonical_precision(refresh_precision, "refresh_precision")
     init_length, measure = _length_functions(
         length, averages_first, momentum, momentum_dtype

@@ -16,6 +16,7 @@ HIGHEST, HIGH = jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH
 DEFAULT = jax.lax.Precision.DEFAULT
 PARAMS = {"a": jnp.ones((6, 4)), "b": jnp.ones((5, 5))}
 RULES = {"series": BinomialSeries(), "whitening": Whitening()}
+OWN = {"series": HIGHEST, "whitening": HIGH}  # of roots applied, unless one is given
 
 
 def precisions(jaxpr, scope=""):
@@ -54,10 +55,12 @@ def products_of(optimizer):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, (HIGHEST, HIGHEST)),
+        ({}, (None, HIGHEST)),
+        ({"precision": None}, (None, HIGHEST)),
+        ({"precision": "highest"}, (HIGHEST, HIGHEST)),
         ({"precision": "high"}, (HIGH, HIGH)),
         ({"precision": "high", "refresh_precision": "highest"}, (HIGH, HIGHEST)),
-        ({"refresh_precision": HIGH}, (HIGHEST, HIGH)),
+        ({"refresh_precision": HIGH}, (None, HIGH)),
         ({"precision": HIGH, "refresh_precision": "default"}, (HIGH, DEFAULT)),
     ],
 )
@@ -66,7 +69,8 @@ def test_each_product_has_the_precision_of_its_kind(rule, stagger, options, expe
         return factory(rule=RULES[rule], stagger=stagger, **options, **more)
 
     for optimizer in (make(jorge, learning_rate=0.1), make(scale_by_jorge)):
-        assert products_of(optimizer) == tuple({each} for each in expected)
+        applied, refreshed = expected
+        assert products_of(optimizer) == ({applied or OWN[rule]}, {refreshed})
 
 
 def test_the_whitening_rule_knows_the_precision_of_its_refresh():
