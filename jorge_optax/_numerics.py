@@ -84,6 +84,19 @@ def traces(x: jax.Array) -> jax.Array:
     return jnp.sum(x.reshape(n, m * m)[:, :: m + 1], 1)
 
 
+def trace_of_product(one: jax.Array, other: jax.Array, product: jax.Array) -> jax.Array:
+    """Returns the traces of ``one^T other``, ``[n]``, which is also given as a product.
+
+    A GPU reads the diagonals of the product. A CPU sums the products of entries, for
+    which XLA has a function and need not compile one.
+    """
+    return jax.lax.platform_dependent(
+        *(one, other, product),
+        cpu=lambda one, other, _: jnp.sum(one * other, (1, 2)),
+        default=lambda one, other, product: traces(product),
+    )
+
+
 def safe_sqrt(x: jax.Array) -> jax.Array:
     """Returns the square root, with a derivative of 0 and not infinity at 0."""
     positive = x > 0

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._checks import check_below_one, check_count, check_positive
-from jorge_optax._numerics import at_once, safe_sqrt, traces
+from jorge_optax._numerics import at_once, safe_sqrt, trace_of_product
 from jorge_optax._rule import Preconditioner
 from jorge_optax._sides import (
     Groups,
@@ -103,6 +103,11 @@ class Whitening:
         """Says that the roots are applied to Nesterov's momentum."""
         return "nesterov"
 
+    @property
+    def precision(self) -> Literal["high"]:
+        """Says that the roots may be applied in TF32, which trains as well."""
+        return "high"
+
     def init(
         self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
     ) -> Preconditioner:
@@ -126,9 +131,7 @@ class Whitening:
         del momenta
         matmul = functools.partial(jnp.matmul, precision=precision)
         sides = split_sides(gradients, kept.roots)
-        items = []
-        for left, right in zip(sides[::2], sides[1::2], strict=True):
-            items += whiten(left, right, matmul)
+        items = whiten(sides, matmul)
         weight = (1 - self.beta2) / self.beta2
         ridge = largest_ratio(self.beta2) ** -2 + damping
 
@@ -173,33 +176,42 @@ class Batch(NamedTuple):
     energy: jax.Array
 
 
-def whiten(left: Side, right: Side, matmul: Matmul) -> list[Batch]:
-    """Whitens the gradients of a stack by the roots of both its sides.
+def whiten(sides: Sequence[Side], matmul: Matmul) -> list[Batch]:
+    """Whitens the gradients of all stacks by the roots of both their sides.
 
     Args:
-      left: The left side of the tiles.
-      right: The right side of the same tiles.
+      sides: Of each stack the left side and the right one.
       matmul: The matrix product.
 
     Returns:
       For each side what corrects its roots.
     """
-    rows, columns = left.gradient.shape[1:]
-    gradient = left.gradient
-    a, b = (side.root.astype(gradient.dtype) for side in (left, right))
-    by_left, by_right = matmul(a, gradient), matmul(gradient, b)
-    white = matmul(by_left, b) if columns <= rows else matmul(a, by_right)
+    matrices, sums = [], []
+    for left, right in zip(sides[::2], sides[1::2], strict=True):
+        gradient = left.gradient
+        n, rows, columns = gradient.shape
+        a, b = (side.root.astype(gradient.dtype) for side in (left, right))
+        by_left, by_right = matmul(a, gradient), matmul(gradient, b)
+        white = matmul(by_left, b) if columns <= rows else matmul(a, by_right)
+        products = matmul(white, white.mT), matmul(white.mT, white)
+        trace = trace_of_product(white, white, products[0])
+        energies = (jnp.sum(jnp.square(x), (1, 2)) for x in (by_right, by_left))
+        lengths = (jnp.full(n, side, gradient.dtype) for side in (rows, columns))
+        matrices.append((a, b, *products))
+        sums.append((left.trace, trace, *energies, *lengths))
+
     # Numbers, and not the gradients, are divided by the mean square.
-    square = jnp.where(left.trace > 0, left.trace, 1) / (rows * columns)
-    energies = (jnp.sum(jnp.square(x), (1, 2)) / square for x in (by_right, by_left))
-    products = matmul(white, white.mT), matmul(white.mT, white)
-    trace = traces(products[0]) / square
-    return [
-        Batch(root, product, 1 / (square * width), trace / width, energy / width)
-        for root, product, energy, width in zip(
-            (a, b), products, energies, (columns, rows), strict=True
-        )
-    ]
+    def divide(square, trace, by_right, by_left, rows, columns):
+        square = jnp.where(square > 0, square, 1) / (rows * columns)
+        left, right = 1 / (square * columns), 1 / (square * rows)
+        of_left = left, left * trace, left * by_right
+        return *of_left, right, right * trace, right * by_left
+
+    batches = []
+    numbers = at_once(divide, *zip(*sums, strict=True))
+    for (a, b, of_rows, of_columns), own in zip(matrices, numbers, strict=True):
+        batches += [Batch(a, of_rows, *own[:3]), Batch(b, of_columns, *own[3:])]
+    return batches
 
 
 def correct(
@@ -229,7 +241,11 @@ def correct(
         return trace, share / trace, lift / trace
 
     _, _, shares, given, energies = zip(*batches, strict=True)
-    divided = at_once(divide, shares, given, energies, [traces(x) for x in squared])
+    of_squared = [
+        trace_of_product(batch.root, batch.root, own)
+        for batch, own in zip(batches, squared, strict=True)
+    ]
+    divided = at_once(divide, shares, given, energies, of_squared)
     units = [
         _each(share) * batch.product + _each(lift) * own
         for batch, own, (_, share, lift) in zip(batches, squared, divided, strict=True)
@@ -244,32 +260,41 @@ def correct(
         # a W = Y v, where the eigenvalues of v = unit / bound lie in [0, 1].
         reach = a * trace * bound
         # Less one, the value at 0: small differences from it lose no digits.
-        values = jnp.expm1(-jnp.log1p(reach[:, None] * NODES.astype(dtype)[None]) / 4)
+        values = less_one(reach[:, None] * NODES.astype(dtype)[None])
         sums = [jnp.sum(own[None] * values, 1) for own in COEFFICIENTS.astype(dtype)]
         factors = [own / bound**k for k, own in enumerate(sums)]
         return [jnp.sqrt(1 + a) / 2, 1 + factors[0], *factors[1:]]
 
     fourths = [jnp.sum(jnp.square(square), (1, 2)) for square in squares]
     numbers = at_once(interpolate, [trace for trace, *_ in divided], fourths)
-    halves = []
+    halves, means = [], []
     for batch, unit, square, own in zip(batches, units, squares, numbers, strict=True):
         c0, c1, c2, c3, c4 = map(_each, own[1:])
         eye = jnp.eye(unit.shape[1], dtype=dtype)[None]
         rest = matmul(square, c2 * eye + c3 * unit + c4 * square)
         factor = c0 * eye + c1 * unit + rest
-        halves.append(matmul(factor, matmul(batch.root, factor)))
+        once = matmul(batch.root, factor)
+        half = matmul(factor, once)
+        halves.append(half)
+        means.append(trace_of_product(factor, once, half) / half.shape[1])
 
     def measure(scale, mean, square):
         return 2 * scale * mean, 2 * scale * jnp.sqrt(square)
 
     scales = [scale for scale, *_ in numbers]
-    means = [traces(half) / half.shape[1] for half in halves]
     norms = [jnp.sum(jnp.square(half), (1, 2)) for half in halves]
     measured = at_once(measure, scales, means, norms)
     return [
         Corrected(half, scale, *own)
         for half, scale, own in zip(halves, scales, measured, strict=True)
     ]
+
+
+def less_one(y: jax.Array) -> jax.Array:
+    """Returns ``(1 + y)^(-1/4) - 1``, to the last digits of small differences too."""
+    root = jnp.sqrt(1 + y)
+    fourth = jnp.sqrt(root)
+    return -y / ((1 + root) * (1 + fourth) * fourth)
 
 
 def _each(x: jax.Array) -> jax.Array:
@@ -295,13 +320,17 @@ def finish(roots: Sequence[Corrected], floor: float) -> list[jax.Array]:
     eigenvalue. A rounding error of relative size u, the floor, changes no eigenvalue of
     a root by more than u times its norm, so that multiple of the identity is added.
     """
+    others = [roots[i ^ 1].mean for i in range(len(roots))]
+    numbers = at_once(
+        lambda norm, mean, other: (floor * norm, jnp.sqrt(other) / jnp.sqrt(mean)),
+        *([root.norm for root in roots], [root.mean for root in roots], others),
+    )
     finished = []
-    for i, (half, scale, mean, norm) in enumerate(roots):
-        numbers = scale, floor * norm, jnp.sqrt(roots[i ^ 1].mean) / jnp.sqrt(mean)
-        scale, lift, factor = (x[:, None, None] for x in numbers)
+    for (half, scale, _, _), (lift, factor) in zip(roots, numbers, strict=True):
         eye = jnp.eye(half.shape[1], dtype=half.dtype)[None]
         # Scaled last: a fused multiply-add of a scaled sum would not be symmetric.
-        finished.append((scale * (half + half.mT) + lift * eye) * factor)
+        root = _each(scale) * (half + half.mT) + _each(lift) * eye
+        finished.append(root * _each(factor))
     return finished
 
 

@@ -59,17 +59,18 @@ class Counts(NamedTuple):
 # and 346, the transformer 64 and 204 (whitening), 58 and 156 (series); staggered, 98
 # and 268 (series), 98 and 310 (whitening). Whitening's fell a third time when the
 # numbers of all lengths of side were computed at once: ResNet-50 had 438 in a refresh,
-# the transformer 61 and 187, and a copy of the count; staggered, 88 and 285.
+# the transformer 61 and 187, and a copy of the count; staggered, 88 and 285. A refresh
+# fell by one where the factors that balance both sides are computed at once, too.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(197, 20, 0, 329, 70),
     # One momentum less; 20 + 80 products, one joined for each stack and one more.
-    ("resnet50", "whitening"): Counts(208, 20, 0, 427, 89),
+    ("resnet50", "whitening"): Counts(208, 20, 0, 426, 89),
     # 26 leaves more, of which 17 have no tiles; the same stacks but for their numbers.
     # Among the operations, which fell by two, is now a copy of the count.
     ("deeplabv3_resnet50", "series"): Counts(217, 20, 4, 342, 70),
     # 10 + 45 products, 7 of them joined with others.
-    ("transformer", "whitening"): Counts(60, 10, 0, 180, 48),
+    ("transformer", "whitening"): Counts(60, 10, 0, 179, 48),
     # 10 + 41 products, three times two of them joined.
     ("transformer", "series"): Counts(57, 10, 4, 154, 48),
 }
