@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -238,6 +238,15 @@ def check_input(name: str, value: str) -> None:
     choices = get_args(Input)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+def as_float(value: Any) -> Any:
+    """Returns Python's and NumPy's numbers as floats, all else unchanged.
+
+    jax makes an int32 of an integer, which overflows from ``2**31`` on: with an error
+    if the integer is Python's, and silently if it is NumPy's.
+    """
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def is_zero(value: Scalar | None) -> bool:

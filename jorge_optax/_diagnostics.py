@@ -324,10 +324,12 @@ def _measure_root(root: jax.Array, margin: float) -> dict[str, jax.Array]:
 
 def _largest_eigenvalue(matrix: jax.Array, products: int = 32) -> jax.Array:
     """Estimates it from below, by the power method from the row sums."""
-    vector = jnp.sum(jnp.abs(matrix), axis=1) + jnp.finfo(matrix.dtype).tiny
+    tiny = jnp.finfo(matrix.dtype).tiny
+    vector = jnp.sum(jnp.abs(matrix), axis=1) + tiny
 
     def multiply(_: jax.Array, vector: jax.Array) -> jax.Array:
-        return matrix @ (vector / jnp.linalg.norm(vector))
+        # The norm is zero if the matrix is, as for a multiple of the identity, shifted.
+        return matrix @ (vector / jnp.maximum(jnp.linalg.norm(vector), tiny))
 
     return jnp.linalg.norm(jax.lax.fori_loop(0, products, multiply, vector))
 

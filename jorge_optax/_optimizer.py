@@ -6,6 +6,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from jorge_optax._checks import (
+    as_float,
     check_booleans,
     check_learning_rate,
     check_mask,
@@ -193,7 +194,7 @@ def jorge(
         optax.chain(
             step,
             _decay(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(learning_rate),
+            optax.scale_by_learning_rate(as_float(learning_rate)),
         ),
         spread,
     )
@@ -222,7 +223,7 @@ def _decay(weight_decay: Scalar, mask: Mask) -> optax.GradientTransformation:
     """Returns decoupled decay, which needs the parameters only if it is not 0."""
     if is_zero(weight_decay):
         return optax.identity()
-    inner = optax.add_decayed_weights(weight_decay, mask)
+    inner = optax.add_decayed_weights(as_float(weight_decay), mask)
 
     def init_fn(params):
         if callable(mask):

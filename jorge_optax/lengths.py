@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jorge_optax._checks import check_below_one, check_positive
+from jorge_optax._checks import as_float, check_below_one, check_positive
 from jorge_optax._numerics import hide_origin, safe_sqrt, split_scales
 from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
 
@@ -156,7 +156,7 @@ class Adam:
     ) -> optax.GradientTransformation:
         """Returns Adam with unit learning rate."""
         return optax.scale_by_adam(
-            momentum, self.b2, self.eps, mu_dtype=accumulator_dtype
+            momentum, self.b2, as_float(self.eps), mu_dtype=accumulator_dtype
         )
 
     def init(self, tiles: PyTree) -> PyTree:
@@ -178,9 +178,10 @@ class Adam:
         )
         first_weight = (1 - momentum) / (1 - jnp.power(momentum, count))
         second_weight = 1 / (1 - jnp.power(self.b2, count))
+        eps = as_float(self.eps)
         steps = jax.tree.map(
             lambda s, nu: (
-                first_weight * s / (safe_sqrt(second_weight * nu) + self.eps)
+                first_weight * s / (safe_sqrt(second_weight * nu) + eps)
             ).astype(s.dtype),
             momenta,
             second,
@@ -226,7 +227,7 @@ class Shape:
     ) -> optax.GradientTransformation:
         """Returns Adam, for parameters without roots."""
         adam = optax.scale_by_adam(momentum, self.b2, mu_dtype=accumulator_dtype)
-        return optax.chain(adam, optax.scale(self.others))
+        return optax.chain(adam, optax.scale(as_float(self.others)))
 
     def init(self, tiles: PyTree) -> PyTree:
         """Returns an empty state."""
@@ -260,4 +261,4 @@ class Shape:
 
 
 def _constant(scale: float) -> Callable[[int, int], float] | None:
-    return None if scale == 1 else lambda rows, columns: scale
+    return None if scale == 1 else lambda rows, columns: as_float(scale)

@@ -394,6 +394,28 @@ def test_roots_that_no_refresh_has_moved_are_said_to_be_so():
     assert list(bare.verdicts()) == [""]
 
 
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
+def test_roots_of_any_length_start_with_a_condition_of_one(rule):
+    """Where the estimate of the largest eigenvalue is exact, the shifted root is 0."""
+    params = {str(length): jnp.zeros((length, length)) for length in range(2, 18)}
+    state = jorge(0.1, rule=rule).init(params)
+
+    def conditions(state):
+        scalars = diagnostics(state, params).scalars()
+        found = {n: scalars[f"{n}/condition"] for n in params}
+        return {n: value for n, value in found.items() if not 1 <= value < 1.0001}
+
+    assert conditions(state) == {}
+    # The last row and column of each root, halved or zero.
+    for factor, condition in ((0.5, 2), (0, np.inf)):
+        shrunk = jax.tree.map(
+            lambda x, factor=factor: x.at[:, -1].mul(factor) if x.ndim == 3 else x,
+            state,
+        )
+        found = conditions(shrunk)
+        assert found == pytest.approx(dict.fromkeys(params, condition), rel=1e-3)
+
+
 def test_a_report_is_a_tree():
     report = report_of()
     doubled = jax.tree.map(lambda x: 2 * x, report)

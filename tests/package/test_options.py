@@ -6,6 +6,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -299,6 +300,31 @@ def test_weight_decay_must_not_be_negative(weight_decay):
         ),
     ):
         jorge(0.1, weight_decay=weight_decay)
+
+
+BY_INTEGER = {
+    "learning_rate": lambda value: jorge(value),
+    "weight_decay": lambda value: jorge(0.1, weight_decay=value),
+    "SGD.scale": lambda value: jorge(0.1, grafting=lengths.SGD(scale=value)),
+    "Adam.scale": lambda value: jorge(0.1, grafting=lengths.Adam(scale=value)),
+    "Adam.eps": lambda value: jorge(0.1, grafting=lengths.Adam(eps=value)),
+    "Shape.others": lambda value: jorge(0.1, grafting=lengths.Shape(others=value)),
+}
+
+
+@pytest.mark.parametrize("kind", [int, np.int64])
+@pytest.mark.parametrize("option", BY_INTEGER)
+def test_integers_that_int32_does_not_hold_are_numbers(option, kind):
+    params = arrays(w=(3, 2), b=(3,))
+
+    def step(value):
+        optimizer = BY_INTEGER[option](value)
+        return jax.jit(optimizer.update)(params, optimizer.init(params), params)[0]
+
+    expected = step(2.0**32)
+    chex.assert_trees_all_equal(step(kind(2**32)), expected)
+    scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(expected))
+    differs(*(jax.tree.map(lambda x: x / scale, t) for t in (step(2.0**33), expected)))
 
 
 @every_transformation
