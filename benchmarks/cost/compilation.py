@@ -1,18 +1,22 @@
 """Measures what compilation costs a small model, and what JAX's cache saves.
 
 Question: how long does the training step of a small network compile with each
-optimizer, and with JAX's persistent cache in a second process? How long does
-`diagnostics` compile for a large model?
+optimizer, and with JAX's persistent cache in a second process? How long does the update
+alone compile, and what for? How long does `diagnostics` compile for a large model?
 Method: each program is lowered and compiled in a process of its own; the seconds are
 those of CPU time, in which other programs count less. The network has two dense layers,
 64 x 64 and 64 x 10. Each optimizer has a cache folder of its own, which its first
-process fills and its second one reads. Three repetitions, each with empty folders.
+process fills and its second one reads. Three repetitions, each with empty folders. The
+updates are those of a CNN of four layers, of a transformer of two blocks and of
+ResNet-50; "no refresh" is the whitening rule with roots that stay. Kernels are the
+loops that XLA compiles; for products it calls a library.
 Answer: docs/diagnostics.md, from benchmarks/results/compilation.json.
 
     python -m benchmarks.cost.compilation
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -21,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +42,23 @@ OPTIMIZERS = {
     "jorge": lambda: jorge(0.1),
     "whitening": lambda: jorge(0.1, rule=Whitening()),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRefresh(Whitening):
+    """The whitening rule, with roots that stay as they are."""
+
+    early_refreshes: int = 0
+
+    def refresh(self, kept, gradients, momenta, *, damping, precision):
+        """Returns what is kept."""
+        del gradients, momenta, damping, precision
+        return kept
+
+
+UPDATED = {**OPTIMIZERS, "no refresh": lambda: jorge(0.1, rule=NoRefresh())}
 MODELS = results.sized(("resnet18", "resnet50"), ("resnet18",))
+UPDATED_MODELS = results.sized(("cnn", "transformer", "resnet50"), ("cnn",))
 # What a child process may compile, by name.
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -73,12 +93,53 @@ def inspection(model: str, with_gradients: bool) -> Program:
     return diagnostics, (state, params, *([params] * with_gradients))
 
 
+class Compiled(NamedTuple):
+    """What a compilation took.
+
+    Attributes:
+      seconds: Of CPU time.
+      kernels: Loops that XLA compiled.
+    """
+
+    seconds: float
+    kernels: int
+
+
+def parameters(model: str) -> Any:
+    """Returns the parameters of a model whose update is compiled."""
+    if model == "cnn":
+        channels = ((3, 32), (32, 64), (64, 128))
+        layers = {
+            f"conv{i}": {"kernel": _struct(3, 3, *own), "bias": _struct(own[1])}
+            for i, own in enumerate(channels)
+        }
+        return {**layers, "dense": {"kernel": _struct(2048, 10), "bias": _struct(10)}}
+    if model == "transformer":
+        wide, high = _struct(64, 256), _struct(256, 64)
+        ends = {"embed": high, "position": _struct(128, 64), "head": wide}
+        block = {"qkv": _struct(64, 192), "out": _struct(64, 64), "up": wide}
+        block |= {"down": high, "norm1": _struct(64), "norm2": _struct(64)}
+        return {**ends, "block1": block, "block2": block}
+    return shapes.MODELS[model]()
+
+
+def update(model: str, optimizer: str) -> Program:
+    """The update of a model alone."""
+    tx, params = UPDATED[optimizer](), parameters(model)
+    return tx.update, (params, jax.eval_shape(tx.init, params), params)
+
+
 def _struct(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
     **{name: lambda name=name: network_step(name) for name in OPTIMIZERS},
+    **{
+        f"update {model} {name}": lambda m=model, n=name: update(m, n)
+        for model in UPDATED_MODELS
+        for name in UPDATED
+    },
     **{
         f"diagnostics {model}{' grads' * grads}": lambda m=model, g=grads: inspection(
             m, g
@@ -89,16 +150,17 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-def compile_here(name: str) -> float:
-    """Lowers and compiles a program in this process; returns seconds of CPU time."""
+def compile_here(name: str) -> Compiled:
+    """Lowers and compiles a program in this process."""
     function, arguments = PROGRAMS[name]()
     jax.block_until_ready(jax.jit(lambda x: x + 1)(1.0))  # starts the backend
     start = time.process_time()
-    jax.jit(function).lower(*arguments).compile()
-    return time.process_time() - start
+    compiled = jax.jit(function).lower(*arguments).compile()
+    seconds = time.process_time() - start
+    return Compiled(seconds, compiled.as_text().count("kind=kLoop"))
 
 
-def compile_in_child(name: str, cache: str | None = None) -> float:
+def compile_in_child(name: str, cache: str | None = None) -> Compiled:
     """Does the same in a process of its own, with a folder for JAX's cache, or none."""
     environment = {k: v for k, v in os.environ.items() if "CACHE" not in k}
     if cache:
@@ -112,7 +174,7 @@ def compile_in_child(name: str, cache: str | None = None) -> float:
         text=True,
         check=True,
     ).stdout
-    return json.loads(output.splitlines()[-1])
+    return Compiled(*json.loads(output.splitlines()[-1]))
 
 
 def step_row(optimizer: str) -> dict[str, Any]:
@@ -120,8 +182,8 @@ def step_row(optimizer: str) -> dict[str, Any]:
     first, second, size = [], [], 0
     for _ in range(REPETITIONS):
         with tempfile.TemporaryDirectory() as cache:
-            first.append(compile_in_child(optimizer, cache))
-            second.append(compile_in_child(optimizer, cache))
+            first.append(compile_in_child(optimizer, cache).seconds)
+            second.append(compile_in_child(optimizer, cache).seconds)
             files = pathlib.Path(cache).rglob("*")
             size = sum(file.stat().st_size for file in files if file.is_file())
     return {
@@ -133,10 +195,31 @@ def step_row(optimizer: str) -> dict[str, Any]:
     }
 
 
+def update_rows(model: str) -> list[dict[str, Any]]:
+    """Measures the update of a model with all optimizers, in turn."""
+    runs: dict[str, list[Compiled]] = {name: [] for name in UPDATED}
+    for _ in range(REPETITIONS):
+        for name, own in runs.items():
+            own.append(compile_in_child(f"update {model} {name}"))
+    return [
+        {
+            "kind": "update",
+            "model": model,
+            "optimizer": name,
+            "seconds": [run.seconds for run in own],
+            "kernels": own[0].kernels,
+        }
+        for name, own in runs.items()
+    ]
+
+
 def diagnostics_row(model: str) -> dict[str, Any]:
     """Measures diagnostics of a model, without and with gradients."""
     alone, with_gradients = (
-        [compile_in_child(f"diagnostics {model}{more}") for _ in range(REPETITIONS)]
+        [
+            compile_in_child(f"diagnostics {model}{more}").seconds
+            for _ in range(REPETITIONS)
+        ]
         for more in ("", " grads")
     )
     return {
@@ -155,12 +238,16 @@ def main() -> None:
     if arguments.compile:
         print(json.dumps(compile_here(arguments.compile)))
         return
-    rows = []
-    for measure, names in ((step_row, OPTIMIZERS), (diagnostics_row, MODELS)):
-        for name in names:
-            rows.append(measure(name))
-            print(*rows[-1].values(), flush=True)
-            results.write("compilation", rows)
+    jobs = [
+        *((lambda name=name: [step_row(name)]) for name in OPTIMIZERS),
+        *((lambda model=model: update_rows(model)) for model in UPDATED_MODELS),
+        *((lambda model=model: [diagnostics_row(model)]) for model in MODELS),
+    ]
+    rows: list[dict[str, Any]] = []
+    for measure in jobs:
+        rows += measure()
+        print(*rows[-1].values(), flush=True)
+        results.write("compilation", rows)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,36 @@ def compilation() -> Table:
     return [*header, "in the cache"], table
 
 
+UPDATED = {
+    "cnn": "CNN of 4 layers",
+    "transformer": "transformer of 2 blocks",
+    "resnet50": "ResNet-50",
+}
+
+
+def compilation_updates() -> Table:
+    """Rows: models; seconds and kernels of the update alone, over AdamW's."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in results.rows("compilation"):
+        if row["kind"] == "update":
+            found.setdefault(row["model"], {})[row["optimizer"]] = row
+    names = {**NAMES, "no refresh": "whitening without a refresh"}
+    columns = ("jorge", "whitening", "no refresh")
+    table = []
+    for model, own in found.items():
+        adamw = own["adamw"]
+        cells = [f"{np.median(adamw['seconds']):.2f} s, {adamw['kernels']}"]
+        for name in columns:
+            ratios = np.array(own[name]["seconds"]) / np.array(adamw["seconds"])
+            spread = (
+                f"{np.median(ratios):.1f} ({ratios.min():.1f} to {ratios.max():.1f})"
+            )
+            cells.append(f"{spread}, {own[name]['kernels']}")
+        table.append([UPDATED[model], *cells])
+    header = [f"{names[name]}: over AdamW's, kernels" for name in columns]
+    return ["update", "AdamW: CPU time, kernels", *header], table
+
+
 def compilation_diagnostics() -> Table:
     """Rows: models; seconds that diagnostics takes to lower and compile."""
     table = [

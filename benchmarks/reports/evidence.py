@@ -76,6 +76,7 @@ EXAMPLE = {  # names in the examples' workloads
     "twice": "jorge-whitening, twice SGD's length/sgd-schedule",
     "by shape": "by-shape/default",
     "by shape, tuned": "by-shape",
+    "whitening, tuned": "whitening, tuned",
 }
 # Title, reader, digits, names of the columns' optimizers where they differ.
 WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {

@@ -123,6 +123,7 @@ TABLES = {
             costs.at_a_glance,
             costs.compilation,
             costs.compilation_diagnostics,
+            costs.compilation_updates,
             costs.memory,
             costs.memory_runs,
             costs.steps,
