@@ -8,10 +8,11 @@ which one refreshes the roots. Updates: in each round a plain one and one with a
 refresh; the cost at interval k is plain + (refresh - plain) / k. Ratios are of the same
 round; the table has their median, smallest and largest. Whitening is measured after its
 early refreshes. An earlier version of the package is timed by the same code, in a
-process of its own, with that version on PYTHONPATH.
+process of its own, with that version on PYTHONPATH and PYTHONSAFEPATH=1. The profile
+counts products and convolutions, those of a refresh at one step in ten.
 Answer: docs/results/cost.md, from benchmarks/results/example_cost.json.
 
-    python -m benchmarks.cost.examples [steps] [updates] [--version NAME]
+    python -m benchmarks.cost.examples [steps] [updates] [profile] [--version NAME]
 """
 
 import argparse
@@ -25,7 +26,7 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks.cost import updates
+from benchmarks.cost import counts, updates
 from benchmarks.harness import machine, results
 from benchmarks.problems import shapes
 from jorge_optax import BinomialSeries, Whitening, jorge
@@ -79,7 +80,51 @@ def time_steps(name: str) -> list[dict]:
     ]
 
 
-def _image_task(name: str) -> dict[str, Take]:
+def profile(name: str) -> list[dict]:
+    """Returns a row for each optimizer: operations of a step of one example."""
+    count = _count_language_model if name == "language_model" else _count_image_task
+    return [
+        {
+            "kind": "profile",
+            "model": name,
+            "optimizer": key,
+            "gflop": (flops.plain + flops.refresh / INTERVAL) / 1e9,
+        }
+        for key, flops in count(name).items()
+    ]
+
+
+def _count_image_task(name: str) -> dict[str, counts.Flops]:
+    made, (batch, *_) = _steps_and_batches(name)
+    return {key: counts.matmul_flops(*own, batch) for key, own in made.items()}
+
+
+def _count_language_model(name: str) -> dict[str, counts.Flops]:
+    from flax import nnx
+
+    from examples.language_model import configs, models
+
+    del name
+    config = configs.Config()
+    sizes = {x: getattr(config, x) for x in ("context", "width", "heads", "layers")}
+    graph, params = nnx.split(models.Transformer(**sizes, rngs=nnx.Rngs(0)))
+
+    def total(params: Any, tokens: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(tokens).sum()
+
+    tokens = jax.ShapeDtypeStruct((config.batch_size, config.context), np.int32)
+    alone = counts.matmul_flops(jax.grad(total), params, tokens).plain
+    found = {"sgd": counts.Flops(alone, 0), "adamw": counts.Flops(alone, 0)}
+    for key, rule in RULES.items():
+        own = configs.jorge(config, rule)
+        state = jax.eval_shape(own.init, params)
+        flops = counts.matmul_flops(own.update, params, state, params)
+        found[key] = counts.Flops(alone + flops.plain, flops.refresh)
+    return found
+
+
+def _steps_and_batches(name: str) -> tuple[dict[str, tuple[Any, Any]], list[Any]]:
+    """Returns step and state for each optimizer, and batches."""
     # Imported here: an earlier version of the package may lack what they import.
     from examples.shared import loop, optimizers
 
@@ -88,28 +133,36 @@ def _image_task(name: str) -> dict[str, Take]:
     config = dataclasses.replace(config, update_interval=INTERVAL)
     task = importlib.import_module(f"examples.{name}.train").make_task(config, seed=0)
     batches = task.train(0)
-    chosen = [next(batches) for _ in range(INTERVAL)]
     own = "/sgd-schedule"
     names = {"sgd": "sgd", "adamw": "adamw", "jorge": f"jorge{own}"}
     names["whitening"] = f"jorge-whitening{own}"
 
-    def make(known: str) -> Take:
+    def make(known: str) -> tuple[Any, Any]:
         built = optimizers.build(
             known, config, steps=10**5, steps_per_epoch=task.steps_per_epoch
         )
-        step, state = loop.make_step_and_state(task, built.transformation, seed=0)
+        return loop.make_step_and_state(task, built.transformation, seed=0)
+
+    made = {key: make(known) for key, known in names.items()}
+    return made, [next(batches) for _ in range(INTERVAL)]
+
+
+def _image_task(name: str) -> dict[str, Take]:
+    made, batches = _steps_and_batches(name)
+
+    def make(step: Any, state: Any) -> Take:
         # After the early refreshes, and at a multiple of the interval.
         late = optax.tree.set(state.opt_state, count=np.int32(100 * INTERVAL))
         live = [state._replace(opt_state=late)]
 
         def take() -> None:
-            for batch in chosen:
+            for batch in batches:
                 live[0], _ = step(live[0], batch)
             jax.block_until_ready(live)
 
         return take
 
-    return {key: make(known) for key, known in names.items()}
+    return {key: make(*own) for key, own in made.items()}
 
 
 def _language_model(name: str) -> dict[str, Take]:
@@ -193,13 +246,16 @@ def _parameters(name: str) -> Any:
 def main() -> None:
     """Times what is named and writes the JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kinds", nargs="*", default=["steps", "updates"])
+    kinds = ["steps", "updates", "profile"]
+    parser.add_argument("kinds", nargs="*", default=kinds)
     parser.add_argument("--version", default=NOW, help="name of the package's version")
     arguments = parser.parse_args()
     jobs = []
-    if "steps" in (arguments.kinds or ("steps",)):
+    if "steps" in arguments.kinds:
         jobs += [(time_steps, (name,)) for name in EXAMPLES]
-    if "updates" in (arguments.kinds or ("updates",)):
+    if "profile" in arguments.kinds:
+        jobs += [(profile, (name,)) for name in EXAMPLES]
+    if "updates" in arguments.kinds:
         jobs += [(time_updates, (name, arguments.version)) for name in MODELS]
     for function, chosen in jobs:
         new = function(*chosen)

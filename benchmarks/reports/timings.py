@@ -22,16 +22,25 @@ def _rows(kind: str, version: str | None = None) -> dict[str, dict[str, dict]]:
 
 
 def example_steps() -> Table:
-    """Whole steps of the examples over SGD's; rows: examples."""
-    table = [
-        [
-            TITLES.get(model, model),
-            f"{1000 * own['sgd']['step_seconds']['median']:.1f} ms",
-            *(_ratio(own[name]) for name in NAMES),
-        ]
-        for model, own in _rows("step").items()
-    ]
-    return ["example", "SGD's step", *(f"{x}, over it" for x in NAMES.values())], table
+    """Whole steps of the examples over SGD's, and why; rows: examples."""
+    counted = _rows("profile")
+    rules = ("jorge", "whitening")
+    table = []
+    for model, own in _rows("step").items():
+        flops = {name: row["gflop"] for name, row in counted[model].items()}
+        more = (f"+{flops[rule] / flops['sgd'] - 1:.0%}" for rule in rules)
+        table.append(
+            [
+                TITLES.get(model, model),
+                f"{1000 * own['sgd']['step_seconds']['median']:.1f} ms",
+                *(_ratio(own[name]) for name in NAMES),
+                f"{flops['sgd']:.2f} GFLOP",
+                *more,
+            ]
+        )
+    header = ["example", "SGD's step", *(f"{x}, over it" for x in NAMES.values())]
+    header += ["products of SGD's step", *(f"{NAMES[rule]}: more" for rule in rules)]
+    return header, table
 
 
 def example_updates() -> Table:
