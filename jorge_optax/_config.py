@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optax
 
@@ -17,7 +17,7 @@ from jorge_optax._checks import (
 )
 from jorge_optax._optimizer import jorge
 from jorge_optax._rule import Rule
-from jorge_optax._schedules import CosineDecay, schedule_text, thirds_decay_schedule
+from jorge_optax._schedules import CosineDecay, schedule_text, thirds_of
 from jorge_optax._series import BinomialSeries
 from jorge_optax._tiling import Tiling
 from jorge_optax._types import Mask, ScalarOrSchedule
@@ -64,21 +64,11 @@ class JorgeConfig:
             )
         self.optimizer()
 
-    def kwargs(self) -> dict[str, Any]:
-        """Returns the arguments for :func:`jorge_optax.jorge`."""
-        names = ("learning_rate", "momentum", "weight_decay", "weight_decay_mask")
-        names += ("update_interval", "rule", "grafting")
-        arguments = {name: getattr(self, name) for name in names}
-        if self.leave_out:
-            arguments["tiling"] = self._leave_out(Tiling())
-        return arguments
-
-    def optimizer(self, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns ``jorge(**self.kwargs())``.
+    def kwargs(self, **options: Any) -> dict[str, Any]:
+        """Returns the arguments for :func:`jorge_optax.jorge`, and those given here.
 
         Args:
-          **options: Other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
-            To change an attribute, use :meth:`replace`.
+          **options: As for :meth:`optimizer`.
         """
         own = [f.name for f in dataclasses.fields(self) if f.name in options]
         if own:
@@ -87,9 +77,24 @@ class JorgeConfig:
                 f"config.replace({own[0]}=...).optimizer(), so that printing the "
                 "configuration shows what runs."
             )
-        if self.leave_out and isinstance(options.get("tiling"), Tiling):
-            options["tiling"] = self._leave_out(options["tiling"])
-        return jorge(**{**self.kwargs(), **options})
+        names = ("learning_rate", "momentum", "weight_decay", "weight_decay_mask")
+        names += ("update_interval", "rule", "grafting")
+        arguments = {name: getattr(self, name) for name in names} | options
+        tiling = options.get("tiling")
+        if self.leave_out and isinstance(tiling, Tiling | None):
+            tiling = tiling or Tiling()
+            view = views.without(*self.leave_out, view=tiling.view)
+            arguments["tiling"] = Tiling(tiling.max_dim, view)
+        return arguments
+
+    def optimizer(self, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns ``jorge(**self.kwargs(**options))``.
+
+        Args:
+          **options: Other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
+            To change an attribute, use :meth:`replace`.
+        """
+        return jorge(**self.kwargs(**options))
 
     def replace(self, **changes: Any) -> JorgeConfig:
         """Returns a copy with some attributes changed."""
@@ -109,16 +114,29 @@ class JorgeConfig:
         notes = entries.pop("notes")
         if not entries["leave_out"]:
             del entries["leave_out"]
+        early = getattr(self.rule, "early_refreshes", 0)
+        if early:
+            entries["update_interval"] = (
+                f"{entries['update_interval']}, and 1 in the first {early} steps"
+            )
         width = max(map(len, entries))
         lines = [f"{name:<{width}}  {value}" for name, value in entries.items()]
         return "\n".join([*lines, *(f"note: {note}" for note in notes)])
 
-    def _leave_out(self, tiling: Tiling) -> Tiling:
-        view = views.without(*self.leave_out, view=tiling.view)
-        return Tiling(tiling.max_dim, view)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what is missing where a configuration is used as an optimizer."""
+            remedy = ""
+            if name in ("init", "update"):
+                remedy = (
+                    ": a JorgeConfig holds the arguments of an optimizer. Write "
+                    "config.optimizer() to make one."
+                )
+            raise AttributeError(f"JorgeConfig has no attribute {name!r}{remedy}")
 
 
-def _short(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """Writes a rule as a call, with the arguments that are not the defaults."""
     if not dataclasses.is_dataclass(rule):
         return repr(rule)
@@ -135,7 +153,7 @@ def _plain(value: object) -> object:
         return list(value)
     if isinstance(value, Rule):
         # What differs from the rule's defaults suffices.
-        return _short(value)
+        return rule_text(value)
     if callable(value):
         schedule: Any = value
         return schedule_text(schedule)
@@ -145,7 +163,7 @@ def _plain(value: object) -> object:
 def from_sgd(
     learning_rate: ScalarOrSchedule,
     momentum: float,
-    weight_decay: float,
+    weight_decay: float = 0.0,
     *,
     total_steps: int | None = None,
     epochs: int | None = None,
@@ -175,7 +193,7 @@ def from_sgd(
         the largest learning rate, a number, with a length of training.
       momentum: Decay rate of the momentum of the SGD run; becomes Jorge's momentum.
       weight_decay: Weight decay of the SGD run, as part of the gradient (L2), as in
-        ``torch.optim.SGD(weight_decay=...)``.
+        ``torch.optim.SGD(weight_decay=...)``; 0 if the run has none.
       total_steps: Length of training in steps; or pass the next two. Only for a
         number, whose schedule decays at its thirds.
       epochs: Length of training in epochs.
@@ -237,7 +255,10 @@ def from_sgd(
         )
     if not callable(learning_rate):
         check_positive("learning_rate", learning_rate)
-        learning_rate = _thirds(learning_rate, **length)
+        learning_rate = thirds_of(
+            learning_rate,  # pyright: ignore[reportArgumentType]
+            **length,
+        )
     notes = ()
     if nesterov:
         direction = (
@@ -312,7 +333,7 @@ def from_adamw(
       learning_rate    0.0003
       momentum         0.9
       weight_decay     0.1
-      update_interval  10
+      update_interval  10, and 1 in the first 50 steps
       rule             Whitening()
       grafting         Adam(b2=0.95, eps=1e-08, scale=2.0)
       leave_out        ['embed', 'position']
@@ -383,7 +404,7 @@ def from_scratch(
       learning_rate    cosine from 0.04 to 0 at step 9000
       momentum         0.9
       weight_decay     0.0
-      update_interval  10
+      update_interval  10, and 1 in the first 50 steps
       rule             Whitening()
       grafting         Shape(others=0.1, b2=0.95)
       leave_out        ['embed', 'position']
@@ -413,37 +434,4 @@ def from_scratch(
         grafting=lengths.Shape(),
         leave_out=leave_out,
         weight_decay_mask=weight_decay_mask,
-    )
-
-
-def _thirds(
-    learning_rate: ScalarOrSchedule,
-    total_steps: int | None,
-    epochs: int | None,
-    steps_per_epoch: int | None,
-    warmup_steps: int | None,
-) -> optax.Schedule:
-    """Returns step decay in thirds of the steps, or of whole epochs."""
-    boundaries = None
-    if total_steps is None and epochs is not None and steps_per_epoch is not None:
-        instead = "Pass total_steps instead to count thirds in steps."
-        check_count("epochs", epochs, 3, remedy=instead)
-        whole = "Round it: len(data) // batch_size, if the last batch is dropped."
-        check_count("steps_per_epoch", steps_per_epoch, 1, remedy=whole)
-        third = epochs // 3 * steps_per_epoch
-        boundaries = (third, 2 * third)
-        total_steps = epochs * steps_per_epoch
-    elif total_steps is None or epochs is not None or steps_per_epoch is not None:
-        raise ValueError(
-            "Pass the length of training, either as total_steps or as epochs and "
-            f"steps_per_epoch: got total_steps={total_steps}, epochs={epochs}, "
-            f"steps_per_epoch={steps_per_epoch}. The learning rate decays at its "
-            "thirds. To have another schedule, pass it as learning_rate; "
-            "optax.constant_schedule keeps a number."
-        )
-    return thirds_decay_schedule(
-        learning_rate,  # pyright: ignore[reportArgumentType]
-        total_steps,
-        warmup_steps=warmup_steps or 0,
-        boundaries=boundaries,
     )

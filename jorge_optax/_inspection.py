@@ -14,7 +14,9 @@ import numpy as np
 import optax
 
 from jorge_optax._advice import OUT_OF_PROPORTION, make_notes
+from jorge_optax._config import JorgeConfig, rule_text
 from jorge_optax._optimizer import jorge
+from jorge_optax._series import BinomialSeries
 from jorge_optax._stacks import LeafPlan, plan_tree
 from jorge_optax._tiling import (
     Tiling,
@@ -22,7 +24,7 @@ from jorge_optax._tiling import (
     default_view,
     matrices_shape,
 )
-from jorge_optax._types import Dtype, PyTree, Shape
+from jorge_optax._types import Dtype, PyTree, ScalarOrSchedule, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Description:
       sgd_bytes: Bytes of the state of SGD with momentum.
       adamw_bytes: Bytes of the state of AdamW.
       notes: What to reconsider, each with a remedy.
+      rule: The rule that the roots are kept for.
     """
 
     leaves: tuple[LeafDescription, ...]
@@ -77,6 +80,7 @@ class Description:
     sgd_bytes: int
     adamw_bytes: int
     notes: tuple[str, ...] = ()
+    rule: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns numbers, lists and strings only, ready for JSON."""
@@ -113,14 +117,18 @@ class Description:
             "",
             f"{len(self.leaves)} parameter{'s'[: len(self.leaves) != 1]} of "
             f"{_size(self.parameter_bytes)}",
-            f"state {_size(self.state_bytes)}: " + ", ".join(over),
+            f"state {_size(self.state_bytes)} by {self.rule}: " + ", ".join(over),
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(line.rstrip() for line in lines)
 
 
 def describe(
-    params: PyTree, *, tiling: Tiling | None = None, **options: Any
+    params: PyTree,
+    config: JorgeConfig | None = None,
+    *,
+    tiling: Tiling | None = None,
+    **options: Any,
 ) -> Description:
     """Describes what Jorge does with each parameter, and what it costs in memory.
 
@@ -132,8 +140,11 @@ def describe(
     Args:
       params: A pytree of parameters: a dict, an ``nnx`` state or module's state, an
         Equinox module (filtered to its arrays).
+      config: What :func:`jorge_optax.from_sgd` or its like returned; ``None`` describes
+        :func:`jorge_optax.jorge` with the options below.
       tiling: As for :func:`jorge_optax.jorge`.
-      **options: Other options of :func:`jorge_optax.jorge`, such as ``root_dtype``.
+      **options: Other options of :func:`jorge_optax.jorge`, such as ``rule`` and
+        ``root_dtype``.
 
     Returns:
       A :class:`Description`; print it.
@@ -151,8 +162,13 @@ def describe(
       conv       3x3x64x128  576x128  3 of 192x128  1.2 MB  4.2 x  yes
       <BLANKLINE>
       2 parameters of 295.4 kB
-      state 1.2 MB: 4.16 x SGD's 295.4 kB, 2.08 x AdamW's 590.9 kB
+      state 1.2 MB by BinomialSeries(): 4.16 x SGD's 295.4 kB, 2.08 x AdamW's 590.9 kB
     """
+    learning_rate: ScalarOrSchedule = 0.0
+    if config is not None:
+        options = config.kwargs(tiling=tiling, **options)
+        tiling = options.pop("tiling")
+        learning_rate = options.pop("learning_rate")  # a schedule keeps a count
     tiling = tiling or Tiling()
     plan = plan_tree(params, tiling)
     optimizer = functools.partial(jorge, 0.0, **options)
@@ -172,10 +188,13 @@ def describe(
     return Description(
         leaves=rows,
         parameter_bytes=_bytes(structs),
-        state_bytes=state_size(params, tiling=tiling, **options),
+        state_bytes=_bytes(
+            jax.eval_shape(jorge(learning_rate, tiling=tiling, **options).init, structs)
+        ),
         sgd_bytes=_bytes(jax.eval_shape(optax.sgd(1.0, 0.9).init, structs)),
         adamw_bytes=_bytes(jax.eval_shape(optax.adamw(1.0).init, structs)),
         notes=make_notes(rows, by_default=tiling.view is default_leaf_view),
+        rule=rule_text(options.get("rule") or BinomialSeries()),
     )
 
 

@@ -82,12 +82,15 @@ def schedule_text(schedule: optax.Schedule) -> str:
     """Returns a schedule in words, or a few of its values if it has none."""
     if isinstance(schedule, StepDecay | CosineDecay):
         return str(schedule)
-    values = [
-        f"{float(jnp.asarray(schedule(jnp.asarray(step, jnp.int32)))):.4g} at "
-        + ("step 0" if step == 0 else f"{step}")
+    values = {
+        step: f"{float(jnp.asarray(schedule(jnp.asarray(step, jnp.int32)))):.4g}"
         for step in (0, 100, 1000, 10_000)
-    ]
-    return f"a schedule: {', '.join(values)}"
+    }
+    steps = list(values)
+    while len(steps) > 1 and values[steps[-1]] == values[steps[-2]]:
+        steps.pop()  # from here on it stays as it is
+    texts = [f"{values[step]} at {step}" for step in steps]
+    return f"a schedule: {', '.join(texts)}".replace(" at 0", " at step 0", 1)
 
 
 def thirds_decay_schedule(
@@ -185,3 +188,36 @@ def growing_interval_schedule(
         return jnp.asarray(intervals)[stage - 1]
 
     return interval
+
+
+def thirds_of(
+    learning_rate: float,
+    total_steps: int | None,
+    epochs: int | None,
+    steps_per_epoch: int | None,
+    warmup_steps: int | None,
+) -> optax.Schedule:
+    """Returns step decay in thirds of the steps, or of whole epochs."""
+    boundaries = None
+    if total_steps is None and epochs is not None and steps_per_epoch is not None:
+        instead = "Pass total_steps instead to count thirds in steps."
+        check_count("epochs", epochs, 3, remedy=instead)
+        whole = "Round it: len(data) // batch_size, if the last batch is dropped."
+        check_count("steps_per_epoch", steps_per_epoch, 1, remedy=whole)
+        third = epochs // 3 * steps_per_epoch
+        boundaries = (third, 2 * third)
+        total_steps = epochs * steps_per_epoch
+    elif total_steps is None or epochs is not None or steps_per_epoch is not None:
+        raise ValueError(
+            "Pass the length of training, either as total_steps or as epochs and "
+            f"steps_per_epoch: got total_steps={total_steps}, epochs={epochs}, "
+            f"steps_per_epoch={steps_per_epoch}. The learning rate decays at its "
+            "thirds. To have another schedule, pass it as learning_rate; "
+            "optax.constant_schedule keeps a number."
+        )
+    return thirds_decay_schedule(
+        learning_rate,
+        total_steps,
+        warmup_steps=warmup_steps or 0,
+        boundaries=boundaries,
+    )

@@ -44,7 +44,7 @@ def table(runs: Runs) -> str:
         (
             "optimizer",
             "loss at the end, mean (lowest to highest)",
-            f"steps until it stays below {target:.3f}, by seed",
+            f"steps until it stays below {target:.3f}, {BASELINE}'s mean, by seed",
         )
     ]
     for name, curves in runs.items():
@@ -71,9 +71,12 @@ def margins(runs: Runs) -> str:
         if name == OURS:
             continue
         gaps = [other - own for other, own in zip(losses, last[OURS], strict=True)]
+        side = "below" if mean(gaps) >= 0 else "above"
+        sign = 1 if side == "below" else -1
         lines.append(
-            f"{OURS} ends {mean(gaps):+.3f} nats below {name} "
-            f"({min(gaps):+.3f} to {max(gaps):+.3f} by seed)."
+            f"{OURS} ends {abs(mean(gaps)):.3f} nats {side} {name} "
+            f"({min(sign * g for g in gaps):.3f} to "
+            f"{max(sign * g for g in gaps):.3f} by seed)."
         )
     spread = max(max(losses) - min(losses) for losses in last.values())
     lines.append(f"The seeds of one optimizer differ by at most {spread:.3f}.")

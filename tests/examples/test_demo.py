@@ -102,7 +102,7 @@ RUNS = {
 def test_the_table_has_every_seed():
     rows = [line.split("  ") for line in report.table(RUNS).splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert cells[0][2] == "steps until it stays below 2.050, by seed"
+    assert cells[0][2] == "steps until it stays below 2.050, adamw's mean, by seed"
     assert cells[2:] == [
         ["adamw", "2.050 (2.000 to 2.100)", "20, never"],
         ["jorge-whitening", "1.600 (1.500 to 1.700)", "10, 20"],
@@ -111,6 +111,9 @@ def test_the_table_has_every_seed():
 
 def test_margins_are_paired_by_seed():
     assert report.margins(RUNS).splitlines() == [
-        "jorge-whitening ends +0.450 nats below adamw (+0.400 to +0.500 by seed).",
+        "jorge-whitening ends 0.450 nats below adamw (0.400 to 0.500 by seed).",
         "The seeds of one optimizer differ by at most 0.200.",
     ]
+    worse = {"adamw": RUNS["jorge-whitening"], "jorge-whitening": RUNS["adamw"]}
+    above = "jorge-whitening ends 0.450 nats above adamw (0.400 to 0.500 by seed)."
+    assert report.margins(worse).splitlines()[0] == above

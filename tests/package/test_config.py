@@ -1,6 +1,8 @@
 """Single-shot tuning: the paper's tables, the schedule, and bad input."""
 
+import copy
 import json
+import pickle
 
 import chex
 import jax
@@ -144,6 +146,29 @@ def test_config_prints_goes_to_json_can_be_changed_and_trains():
         chex.assert_trees_all_equal(other, updates[1])
 
 
+def test_a_configuration_used_as_an_optimizer_says_what_is_missing():
+    config = from_adamw(1e-3)
+    for name in ("init", "update"):
+        with pytest.raises(AttributeError, match=r"config.optimizer\(\) to make one"):
+            getattr(config, name)
+    with pytest.raises(AttributeError, match="no attribute 'lr'$"):
+        config.lr  # noqa: B018
+    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
+
+
+def test_early_refreshes_are_printed_with_the_interval():
+    early = "update_interval  10, and 1 in the first 50 steps\n"
+    assert early in str(from_adamw(1e-3))
+    assert "update_interval  10\n" in str(from_adamw(1e-3, rule=BinomialSeries()))
+    assert from_adamw(1e-3).to_dict()["update_interval"] == 10
+
+
+def test_a_run_without_decay_need_not_say_so():
+    schedule = optax.constant_schedule(0.1)
+    assert from_sgd(schedule, 0.9) == from_sgd(schedule, 0.9, 0.0)
+    assert from_sgd(schedule, 0.9, 1e-4) != from_sgd(schedule, 0.9)
+
+
 def test_what_is_not_carried_over_is_said():
     config = from_sgd(0.1, 0.9, 1e-4, total_steps=90, nesterov=True)
     assert "momentum is heavy ball" in config.notes[0]
@@ -167,7 +192,7 @@ def test_a_schedule_is_kept_and_printed_by_its_values(derive):
     config = derive(schedule)
     assert config.learning_rate is schedule
     assert config.kwargs()["learning_rate"] is schedule
-    text = "a schedule: 0.1 at step 0, 0.09755 at 100, 0 at 1000, 0 at 10000"
+    text = "a schedule: 0.1 at step 0, 0.09755 at 100, 0 at 1000"
     assert f"learning_rate    {text}\n" in str(config)
     assert json.loads(json.dumps(config.to_dict()))["learning_rate"] == text
     other = derive(optax.cosine_decay_schedule(0.1, 2000))

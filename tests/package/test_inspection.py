@@ -19,6 +19,8 @@ from jorge_optax import (
     default_view,
     describe,
     diagnostics,
+    from_adamw,
+    from_sgd,
     jorge,
     lengths,
     scale_by_jorge,
@@ -65,6 +67,27 @@ def test_state_size_is_exact_and_allocates_nothing(options):
     rows = sum(leaf.state_bytes for leaf in describe(structs, **options).leaves)
     assert 0 <= real - rows <= 32
     assert state_size({**PARAMS, "more": jnp.zeros((4, 4))}, **options) > real
+
+
+def test_a_configuration_is_described_as_it_runs():
+    config = from_sgd(0.1, 0.9, total_steps=9, rule=Whitening())
+    table = describe(PARAMS, config)
+    assert table.leaves == describe(PARAMS, rule=Whitening()).leaves
+    assert table.state_bytes == real_bytes(config.optimizer().init(PARAMS))
+    assert "by Whitening(): " in repr(table)
+    assert "by BinomialSeries(): " in repr(describe(PARAMS))
+    assert describe(PARAMS).state_bytes != table.state_bytes
+    # What the configuration leaves out has no roots, whatever the tiling.
+    leaves_out = from_adamw(1e-3, leave_out=("dense",))
+    for options in ({}, {"tiling": Tiling(16)}, {"root_dtype": "bfloat16"}):
+        table = describe(PARAMS, leaves_out, **options)
+        kinds = {leaf.path: leaf.preconditioned for leaf in table.leaves}
+        assert kinds["dense/kernel"] == "no: left out by Tiling.view"
+        assert kinds["conv"] == "yes"
+        made = leaves_out.optimizer(**options)
+        assert table.state_bytes == real_bytes(made.init(PARAMS))
+    with pytest.raises(TypeError, match=r"config.replace\(rule="):
+        describe(PARAMS, leaves_out, rule=Whitening())
 
 
 def test_describe_tells_what_happens_to_each_parameter():
