@@ -9,7 +9,8 @@ a factor 2 to 2.5 apart, by the final validation loss of one seed (not used agai
 has a fifth, since its best was at the edge. Then other seeds of AdamW at that rate and
 of Jorge with from_adamw, untouched, by each rule; with the paper's rule also with a
 refresh at every step and with the embeddings preconditioned, with whitening also with
-the last layer left to Adam, and with steps as long as Adam's in place of twice as long.
+the last layer left to Adam, with steps as long as Adam's in place of twice as long, and
+with tiles of up to 1024 x 1024, which are whole layers, in place of 256 x 256.
 That embeddings are left to Adam by default was decided on the tuning seed. "muon" has
 AdamW's rate, too, and steps of a root mean square of 0.2, which is usual to carry
 AdamW's rate over; embeddings and the last layer get AdamW at its own tuned rate, also
@@ -41,7 +42,14 @@ from benchmarks.harness import rates, results
 from benchmarks.problems import language_model
 from examples.language_model.configs import hidden_matrices
 from examples.shared.shampoo import ShampooRule
-from jorge_optax import BinomialSeries, Whitening, from_adamw, from_scratch, lengths
+from jorge_optax import (
+    BinomialSeries,
+    Tiling,
+    Whitening,
+    from_adamw,
+    from_scratch,
+    lengths,
+)
 
 STEPS, DECAY, B1, B2 = results.sized(600, 60), 0.1, 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
@@ -75,6 +83,7 @@ VARIANTS = {
     "jorge, embeddings preconditioned": {"rule": PAPER, "leave_out": ()},
     "jorge, whitening": {"rule": Whitening()},
     "jorge, whitening, Adam's own length": {"rule": Whitening()},
+    "jorge, whitening, whole layers": {"rule": Whitening()},
     "jorge, whitening, last layer left to Adam": {
         "rule": Whitening(),
         "leave_out": (*LEAVE_OUT, "head"),
@@ -132,6 +141,8 @@ def optimizer_of(
     config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
     if variant.endswith("own length"):
         config = config.replace(grafting=lengths.Adam(b2=B2))
+    if variant.endswith("whole layers"):
+        return config.optimizer(tiling=Tiling(1024))
     return config.optimizer()
 
 
