@@ -104,6 +104,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {
             "whitening, tuned": "jorge, whitening, tuned",
             "by shape": "jorge, by shape",
             "by shape, tuned": "jorge, by shape, tuned",
+            "whole layers": "jorge, whitening, whole layers",
         },
     ),
     "MLP, Fashion-MNIST, accuracy": (lambda: _problem("mlp"), 4, {}),
@@ -130,8 +131,15 @@ NAMES = {  # in the studies of benchmarks/problems
     "whitening, tuned": "whitening@10",
     "by shape": "by-shape@10/default",
     "by shape, tuned": "by-shape@10",
+    "whole layers": "by-shape, whole layers@10/default",
 }
-TUNED = ("whitening, tuned", "by shape, tuned")
+OURS = {
+    "whitening": "whitening, single-shot",
+    "whitening, tuned": "the same, tuned",
+    "by shape": "by shape, rate 0.04",
+    "by shape, tuned": "the same, tuned",
+    "whole layers": "whole layers, rate 0.04 (transformer: from AdamW)",
+}
 RIVALS = ("muon", "soap", "kl-shampoo", "psgd")
 
 FEWEST = 3  # seeds that a cell needs
@@ -211,15 +219,15 @@ def once_or_twice() -> Table:
 
 
 def tuned() -> Table:
-    """The better of Jorge's two tuned lengths against the best tuned peer."""
+    """The best of Jorge's lengths and tiles against the best tuned peer."""
     table = []
     for title, (read, digits, names) in WORKLOADS.items():
         runs = read()
-        done = {key: _finals(runs, names, key) for key in (*TUNED, *RIVALS)}
+        done = {key: _finals(runs, names, key) for key in (*OURS, *RIVALS)}
         done = {key: own for key, own in done.items() if len(own) >= FEWEST}
         sign = -1 if runs.larger_is_better else 1
         ranked = sorted(done, key=lambda key: sign * _mean(done[key]))
-        ours = next((key for key in ranked if key in TUNED), None)
+        ours = next((key for key in ranked if key in OURS), None)
         peer = next((key for key in ranked if key in RIVALS), None)
         if ours is None or peer is None:
             continue
@@ -228,14 +236,14 @@ def tuned() -> Table:
                 title,
                 *(
                     f"{_mean(done[key]):.{digits}f}" if key in done else "not run"
-                    for key in TUNED
+                    for key in OURS
                 ),
                 f"{COLUMNS[peer][: -len(', tuned')]}, {_mean(done[peer]):.{digits}f}",
                 _difference(done[ours], done[peer], digits),
             ]
         )
-    header = ["tuned, mean over seeds", "whitening", "by shape", "best peer"]
-    return [*header, "the better of the two minus the peer"], table
+    header = ["mean over seeds", *OURS.values(), "best of four peers, tuned"]
+    return [*header, "the best of Jorge's minus that peer"], table
 
 
 def default_rate() -> Table:

@@ -19,7 +19,7 @@ ORDER = (
     "jorge-whitening/sgd-schedule",
     "jorge-whitening, twice SGD's length/sgd-schedule",
     *("muon", "soap", "kl-shampoo", "psgd"),
-    *("by-shape", "by-shape/default"),
+    *("whitening, tuned", "by-shape", "by-shape/default"),
     *("from-adamw", "from-adamw, Adam's own length"),
 )
 Table = tuple[list[str], list[list[str]]]
