@@ -12,11 +12,12 @@ ResNet-50; "no refresh" is the whitening rule with roots that stay. Kernels are 
 loops that XLA compiles; for products it calls a library.
 Answer: docs/diagnostics.md, from benchmarks/results/compilation.json.
 
-    python -m benchmarks.cost.compilation
+    python -m benchmarks.cost.compilation [step] [update] [diagnostics]
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -31,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.cost import updates
 from benchmarks.harness import results
 from benchmarks.problems import shapes
 from jorge_optax import Whitening, diagnostics, jorge
@@ -124,9 +126,10 @@ def parameters(model: str) -> Any:
 
 
 def update(model: str, optimizer: str) -> Program:
-    """The update of a model alone."""
+    """The update of a model alone, as the other studies of cost have it."""
     tx, params = UPDATED[optimizer](), parameters(model)
-    return tx.update, (params, jax.eval_shape(tx.init, params), params)
+    step = functools.partial(updates.update, tx)
+    return step, (params, jax.eval_shape(tx.init, params), params)
 
 
 def _struct(*shape: int) -> jax.ShapeDtypeStruct:
@@ -231,23 +234,28 @@ def diagnostics_row(model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures all, or compiles one program."""
+    """Measures all or the kinds that are named, or compiles one program."""
+    jobs = {
+        "step": [lambda name=name: [step_row(name)] for name in OPTIMIZERS],
+        "update": [lambda model=model: update_rows(model) for model in UPDATED_MODELS],
+        "diagnostics": [
+            lambda model=model: [diagnostics_row(model)] for model in MODELS
+        ],
+    }
     parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=list(jobs))
     parser.add_argument("--compile", choices=[*PROGRAMS], help="in this process")
     arguments = parser.parse_args()
     if arguments.compile:
         print(json.dumps(compile_here(arguments.compile)))
         return
-    jobs = [
-        *((lambda name=name: [step_row(name)]) for name in OPTIMIZERS),
-        *((lambda model=model: update_rows(model)) for model in UPDATED_MODELS),
-        *((lambda model=model: [diagnostics_row(model)]) for model in MODELS),
-    ]
-    rows: list[dict[str, Any]] = []
-    for measure in jobs:
-        rows += measure()
-        print(*rows[-1].values(), flush=True)
-        results.write("compilation", rows)
+    rows = results.rows("compilation")
+    rows = [row for row in rows if row["kind"] not in arguments.kinds]
+    for kind in arguments.kinds:
+        for measure in jobs[kind]:
+            rows += measure()
+            print(*rows[-1].values(), flush=True)
+            results.write("compilation", rows)
 
 
 if __name__ == "__main__":
