@@ -1,5 +1,7 @@
 """Climate of the tests: fixed seeds, no silent rank promotion, float64 on request."""
 
+import gc
+
 import jax
 import pytest
 
@@ -7,6 +9,18 @@ import pytest
 pytest.register_assert_rewrite("tests.helpers")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def free_programs():
+    """Frees compiled programs after each module.
+
+    Each takes maps of memory, of which Linux allows a process 65,530: thousands of
+    programs later, the next compilation crashes.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

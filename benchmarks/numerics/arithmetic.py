@@ -20,8 +20,8 @@ def with_products_in(arithmetic: str, function: Callable) -> Callable:
 
     Args:
       arithmetic: a key of ARITHMETICS.
-      function: of arrays or trees of them, traceable; may call jitted functions, but
-        not loops or conditionals.
+      function: of arrays or trees of them, traceable; may call jitted functions and
+        choose by platform, as a CPU does, but not have loops or other conditionals.
 
     Returns:
       A function of the same arguments.
@@ -56,7 +56,11 @@ def _evaluate(closed: core.ClosedJaxpr, args: list, bits: tuple[int, int]) -> li
                 raise NotImplementedError(f"{primitive.name} is not looked into.")
             outputs = _evaluate(inner, inputs, bits)
         elif primitive.name == "cond":
-            raise NotImplementedError("cond is not looked into.")
+            platforms = params.get("branches_platforms")
+            if platforms is None:
+                raise NotImplementedError("cond is not looked into.")
+            own = next(i for i, p in enumerate(platforms) if p is None or "cpu" in p)
+            outputs = _evaluate(params["branches"][own], inputs[1:], bits)
         else:
             if primitive.name == "dot_general":
                 inputs = [jax.lax.reduce_precision(x, *bits) for x in inputs]
