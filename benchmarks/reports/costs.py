@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import results
-from benchmarks.reports import workloads
+from benchmarks.reports import compilation, workloads
 from benchmarks.reports.rules import Table, mean_and_seeds, steps_to_target
 from benchmarks.reports.scaling import amortised
 from examples.language_model import report
@@ -114,7 +114,7 @@ def at_a_glance() -> Table:
     }
     passes = step["sgd"]["flops"]["plain"]
     adamw = update["adamw"]
-    compiled = _compiled_over("resnet50")
+    compiled = compilation.over_adamw("resnet50")
     table = []
     for name, title in NAMES.items():
         if name not in update:
@@ -172,19 +172,6 @@ def _whitening(seconds: float, passes: int, interval: int) -> list[str]:
     ]
 
 
-def _compiled_over(model: str) -> dict[str, float]:
-    """Seconds that an update compiles over AdamW's, by optimizer; medians."""
-    seconds = {
-        row["optimizer"]: row["seconds"]
-        for row in results.rows("compilation")
-        if {"model": model, "kind": "update"}.items() <= row.items()
-    }
-    return {
-        name: float(np.median(np.divide(own, seconds["adamw"])))
-        for name, own in seconds.items()
-    }
-
-
 def _is_resnet(part: dict[str, Row]) -> bool:
     return part["sgd"]["model"] == "resnet50"
 
@@ -230,68 +217,6 @@ def memory_runs() -> Table:
         table.append([variant, *cells])
     header = [f"{p}: test accuracy, mean (seeds)" for p in problems]
     return ["", *header], table
-
-
-def compilation() -> Table:
-    """Rows: optimizers on a small network; seconds with an empty and a filled cache."""
-    table = [
-        [
-            NAMES[row["optimizer"]],
-            f"{np.median(row['first_seconds']):.2f}",
-            f"{np.median(row['second_seconds']):.2f}",
-            f"{row['cache_bytes'] / 1000:.0f} kB",
-        ]
-        for row in results.rows("compilation")
-        if row["kind"] == "step"
-    ]
-    header = ["", "first process, s", "second process, with the cache, s"]
-    return [*header, "in the cache"], table
-
-
-UPDATED = {
-    "cnn": "CNN of 4 layers",
-    "transformer": "transformer of 2 blocks",
-    "resnet50": "ResNet-50",
-}
-
-
-def compilation_updates() -> Table:
-    """Rows: models; seconds and kernels of the update alone, over AdamW's."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in results.rows("compilation"):
-        if row["kind"] == "update":
-            found.setdefault(row["model"], {})[row["optimizer"]] = row
-    names = {**NAMES, "no refresh": "whitening without a refresh"}
-    columns = ("jorge", "whitening", "no refresh")
-    table = []
-    for model, own in found.items():
-        adamw = own["adamw"]
-        cells = [f"{np.median(adamw['seconds']):.2f} s, {adamw['kernels']}"]
-        for name in columns:
-            ratios = np.array(own[name]["seconds"]) / np.array(adamw["seconds"])
-            spread = (
-                f"{np.median(ratios):.1f} ({ratios.min():.1f} to {ratios.max():.1f})"
-            )
-            cells.append(f"{spread}, {own[name]['kernels']}")
-        table.append([UPDATED[model], *cells])
-    header = [f"{names[name]}: over AdamW's, kernels" for name in columns]
-    return ["update", "AdamW: CPU time, kernels", *header], table
-
-
-def compilation_diagnostics() -> Table:
-    """Rows: models; seconds that diagnostics takes to lower and compile."""
-    table = [
-        [
-            row["model"],
-            *(
-                f"{np.median(row[key]):.1f}"
-                for key in ("seconds", "seconds_with_gradients")
-            ),
-        ]
-        for row in results.rows("compilation")
-        if row["kind"] == "diagnostics"
-    ]
-    return ["", "without gradients, s", "with gradients, s"], table
 
 
 def summary() -> Table:

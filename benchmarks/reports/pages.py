@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.reports import (
+    compilation,
     contracts,
     costs,
     demo,
@@ -121,9 +122,9 @@ TABLES = {
         for function in (
             contracts.contracts,
             costs.at_a_glance,
-            costs.compilation,
-            costs.compilation_diagnostics,
-            costs.compilation_updates,
+            compilation.compilation,
+            compilation.compilation_diagnostics,
+            compilation.compilation_updates,
             costs.memory,
             costs.memory_runs,
             costs.steps,

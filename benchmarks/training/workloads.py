@@ -9,8 +9,7 @@ cifar10-16px; `examples.segmentation` and `examples.detection`, configuration sc
 one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more where the
 best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
 Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step;
-"whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate,
-"whitening, whole layers" the same at SGD's rate, with tiles of up to 1024 x 1024;
+"whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate;
 by-shape/default has the rate 0.04, untuned; from-adamw is the whitening rule with
 AdamW's settings, also at Adam's own length); SGD's schedule is a cosine or a
 polynomial, as in the references. What SGD and AdamW found is in the configurations. The
@@ -49,7 +48,7 @@ from examples.segmentation import train as segmentation
 from examples.shared import optimizers
 from examples.shared.config import Config, Run
 from examples.shared.loop import train
-from jorge_optax import Tiling, Whitening, from_adamw, jorge, lengths
+from jorge_optax import Whitening, from_adamw, jorge, lengths
 
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle one
@@ -67,7 +66,6 @@ PEERS = {
 }
 DEFAULT = "/default"  # steps by shape, not tuned
 FROM_ADAMW, OWN = "from-adamw", ", Adam's own length"
-WHOLE = "whitening, whole layers"
 NAMES = ("sgd", "adamw", "shampoo", "jorge")
 SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-whitening/sgd-schedule")
 SHAPE = f"by-shape{DEFAULT}"
@@ -104,7 +102,7 @@ def build(
     A peer's decay is such that its product with the rate is AdamW's.
     """
     family = optimizers.base_name(name)
-    if family not in (*PEERS, FROM_ADAMW, FROM_ADAMW + OWN, WHOLE):
+    if family not in (*PEERS, FROM_ADAMW, FROM_ADAMW + OWN):
         return optimizers.build(
             name, config, steps=steps, steps_per_epoch=steps_per_epoch
         )
@@ -116,17 +114,6 @@ def build(
             steps_per_epoch=steps_per_epoch,
         )
     adamw, mask = config.adamw, None if config.decay_all else optimizers.kernels
-    if family == WHOLE:
-        settings = optimizers.derive(
-            *(config,),
-            steps=steps,
-            steps_per_epoch=steps_per_epoch,
-            rule=Whitening(),
-            keep_schedule=True,
-        ).replace(weight_decay_mask=mask)
-        step = settings.optimizer(tiling=Tiling(1024))
-        step = optimizers.scale_parts(step, config)
-        return optimizers.Built(step, settings.to_dict(), settings.learning_rate)
 
     def schedule(peak: float) -> optax.Schedule:
         return optimizers.schedule(adamw.schedule, peak, steps, steps_per_epoch)

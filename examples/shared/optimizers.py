@@ -119,16 +119,9 @@ def build(
         transformation = derived.replace(weight_decay_mask=mask).optimizer(
             sharding=sharding
         )
-    return Built(scale_parts(transformation, config), settings, rate, options)
-
-
-def scale_parts(
-    transformation: optax.GradientTransformation, config: Config
-) -> optax.GradientTransformation:
-    """Gives parts of a model the learning rates that the configuration has for them."""
     for part, factor in config.learning_rate_factors:
         transformation = optax.chain(transformation, _scale_part(part, factor))
-    return transformation
+    return Built(transformation, settings, rate, options)
 
 
 def derive(
