@@ -53,7 +53,8 @@ test-gpu-counts:  ## Compile for a GPU, without one, and compare with the pinned
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/python -m pip install --quiet --editable ".[test-all,gpu]" \
 		jax==$(COUNTED) jax-cuda12-plugin==$(COUNTED)
-	JAX_PLATFORMS=cpu GPU_COUNTS=1 .venv-gpu/bin/python -m pytest -n 2 tests/compiled/test_gpu_counts.py
+	JAX_PLATFORMS=cpu GPU_COUNTS=1 .venv-gpu/bin/python -m pytest -n 2 \
+		tests/compiled/test_gpu_counts.py tests/compiled/test_gpu_programs.py
 
 build:  ## Build the source distribution and the wheel into dist
 	$(PYTHON) -m venv .venv-build

@@ -1,0 +1,365 @@
+"""How programs for a GPU are read, and what follows from them; no plugin is needed."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.cost import counts
+from benchmarks.gpu import causes, programs, target
+from benchmarks.gpu import compile as gpu_compile
+from benchmarks.harness import results
+from benchmarks.reports import gpu as report_gpu
+from jorge_optax import jorge
+from tests.compiled.models import RULES
+
+PROGRAM = """HloModule jit_step, is_scheduled=true
+
+%fused_slice (p0: f32[8,4]) -> f32[2,4] {
+  %p0 = f32[8,4]{1,0} parameter(0)
+  ROOT %s = f32[2,4]{1,0} slice(%p0), slice={[0:2], [0:4]}, \
+metadata={op_name="jit(step)/optimizer/slice"}
+}
+
+%fused_touch (p1: f32[8,4]) -> f32[8,4] {
+  %p1 = f32[8,4]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %first = f32[1,1]{1,0} dynamic-slice(%p1, %zero, %zero), dynamic_slice_sizes={1,1}
+  ROOT %d = f32[8,4]{1,0} dynamic-update-slice(%p1, %first, %zero, %zero)
+}
+
+%keep (a0: (f32[8,4])) -> (f32[8,4]) {
+  %a0 = (f32[8,4]{1,0}) parameter(0)
+  %g0 = f32[8,4]{1,0} get-tuple-element(%a0), index=0
+  %touch = f32[8,4]{1,0} fusion(%g0), kind=kLoop, calls=%fused_touch
+  ROOT %t0 = (f32[8,4]{1,0}) tuple(%touch)
+}
+
+%renew (a1: (f32[8,4])) -> (f32[8,4]) {
+  %a1 = (f32[8,4]{1,0}) parameter(0)
+  %g1 = f32[8,4]{1,0} get-tuple-element(%a1), index=0
+  %m1 = (f32[8,4]{1,0}, s8[4194304]{0}) custom-call(%g1, %g1), \
+custom_call_target="__cublas$lt$matmul"
+  %e1 = f32[8,4]{1,0} get-tuple-element(%m1), index=0
+  %m2 = (f32[8,4]{1,0}, s8[4194304]{0}) custom-call(%e1, %g1), \
+custom_call_target="__cublas$lt$matmul"
+  %e2 = f32[8,4]{1,0} get-tuple-element(%m2), index=0
+  ROOT %t1 = (f32[8,4]{1,0}) tuple(%e2)
+}
+
+ENTRY %main (x: f32[8,4], due: pred[], roots: f32[8,4]) -> f32[2,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %due = pred[] parameter(1)
+  %state_roots.1 = f32[8,4]{1,0} parameter(2)
+  %conv = (f32[8,4]{1,0}, u8[16]{0}) custom-call(%x, %x), \
+custom_call_target="__cudnn$convForward", \
+metadata={op_name="jit(step)/jvp()/conv_general_dilated"}
+  %copy.1 = f32[8,4]{0,1} copy(%x)
+  %args = (f32[8,4]{1,0}) tuple(%state_roots.1)
+  %cond = (f32[8,4]{1,0}) conditional(%due, %args, %args), \
+true_computation=%renew, false_computation=%keep, \
+metadata={op_name="jit(step)/optimizer/cond"}
+  %g2 = f32[8,4]{1,0} get-tuple-element(%cond), index=0
+  %m3 = (f32[8,4]{1,0}, s8[4194304]{0}) custom-call(%g2, %x), \
+custom_call_target="__cublas$lt$matmul", \
+metadata={op_name="jit(step)/optimizer/jorge/precondition/dot_general"}
+  %e3 = f32[8,4]{1,0} get-tuple-element(%m3), index=0
+  ROOT %out = f32[2,4]{1,0} fusion(%e3), kind=kLoop, calls=%fused_slice
+}
+"""
+THUNKS = """001: kConvolution   [source | next=002] kConvolution
+000: kCommandBuffer [prev=001 | sink ]
+    002: kCopy           [source | next=003] kCopy
+    003: kConditional    [prev=002 | next=004]
+      false_branch:
+        006: kCustomKernel [source | sink] touch grid: [1, 1, 1]
+      true_branch:
+        007: kCublasLtMatmul [source | sink] kCublasLtMatmul
+        008: kCublasLtMatmul [source | sink] kCublasLtMatmul
+    004: kCublasLtMatmul [prev=003 | next=005] kCublasLtMatmul
+    005: kCustomKernel   [prev=004 | sink] loop_slice_fusion grid: [1, 1, 1]
+"""
+ARRAY, SLICE, NUMBER = 8 * 4 * 4, 2 * 4 * 4, 4
+
+
+def test_a_program_is_counted():
+    plain, refresh = programs.plain_and_refresh(PROGRAM)
+    assert refresh is not None
+    # The convolution, the copy, the conditional, a matmul, the slice.
+    shared = {"convolutions": 1, "copies": 1, "conditionals": 1, "cusolver_calls": 0}
+    assert plain.items() >= {**shared, "kernels": 2, "matmuls": 1}.items()
+    assert refresh.items() >= {**shared, "kernels": 1, "matmuls": 3}.items()
+    assert (plain["operations"], refresh["operations"]) == (6, 7)
+    assert plain["precondition"] == 1
+    assert (plain["copied_bytes"], plain["root_copied_bytes"]) == (ARRAY, 0)
+    # Library calls read two arrays and write one, without their workspace; a copy reads
+    # and writes; of the slice only the slice moves, of the touched array one number.
+    entry = 2 * 3 * ARRAY + 2 * ARRAY + 2 * SLICE
+    assert plain["traffic_bytes"] == entry + 2 * NUMBER
+    assert refresh["traffic_bytes"] == entry + 2 * 3 * ARRAY
+
+
+def test_bytes_of_a_refresh_are_sorted_by_cause():
+    found = causes.refresh_bytes_by_cause(PROGRAM)
+    assert found == {**dict.fromkeys(causes.REFRESH_CAUSES, 0), "products": 6 * ARRAY}
+    # A kernel between the products, one that writes the root, one that sums.
+    kernels = """  %k1 = f32[8,4,4]{2,1,0} fusion(%g1), kind=kLoop, calls=%fused_touch
+  %k2 = f32[8]{0} fusion(%g1), kind=kInput, calls=%fused_sum
+  %w2 = f32[8,4]{1,0} fusion(%e2), kind=kLoop, calls=%fused_touch
+  ROOT %t1 = (f32[8,4]{1,0}) tuple(%w2)"""
+    line = "  ROOT %t1 = (f32[8,4]{1,0}) tuple(%e2)"
+    summed = """%fused_sum (p2: f32[8,4]) -> f32[8] {
+  %p2 = f32[8,4]{1,0} parameter(0)
+  %none = f32[] constant(0)
+  ROOT %r = f32[8]{0} reduce(%p2, %none), dimensions={1}, to_apply=%add
+}
+
+%keep"""
+    text = PROGRAM.replace(line, kernels).replace("%keep", summed, 1)
+    found = causes.refresh_bytes_by_cause(text)
+    assert found["products"] == 6 * ARRAY
+    assert found["between"] == found["roots"] == 2 * NUMBER
+    assert found["numbers"] == ARRAY + 8 * NUMBER
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "found"),
+    [
+        ("copy(%x)", "copy(%state_roots.1)", "root_copied_bytes", ARRAY),
+        ("copy(%x)", "copy(%g2)", "root_copied_bytes", ARRAY),
+        ("fusion(%g0)", "copy(%g0)", "root_copied_bytes", ARRAY),
+        ("__cudnn$convForward", "cusolver_syevd_ffi", "cusolver_calls", 1),
+        ("__cudnn$convForward", "something_new", "other_calls", 1),
+        ("copy(%x)", "sort(%x)", "other_calls", 1),
+    ],
+)
+def test_what_must_not_be_there_is_found(old, new, name, found):
+    assert old in PROGRAM
+    assert programs.plain_and_refresh(PROGRAM)[0][name] == 0
+    changed = PROGRAM.replace(old, new)
+    assert programs.plain_and_refresh(changed)[0][name] == found
+
+
+def test_entries_that_are_changed_and_then_sliced_are_read_in_part():
+    sliced = """  %changed = f32[8,4]{1,0} multiply(%p0, %p0)
+  ROOT %s = f32[2,4]{1,0} slice(%changed), slice={[0:2], [0:4]}"""
+    old = "  ROOT %s = f32[2,4]{1,0} slice(%p0), slice={[0:2], [0:4]}"
+    assert old in PROGRAM
+    before = programs.plain_and_refresh(PROGRAM)[0]["traffic_bytes"]
+    changed = PROGRAM.replace(old, sliced)
+    assert programs.plain_and_refresh(changed)[0]["traffic_bytes"] == before
+    # What is summed is read whole.
+    summed = changed.replace("multiply(%p0, %p0)", "reverse(%p0), dimensions={0}")
+    assert (
+        programs.plain_and_refresh(summed)[0]["traffic_bytes"] == before + ARRAY - SLICE
+    )
+
+
+def test_a_repair_is_no_refresh():
+    """Of a conditional without products, both kinds of step keep what there is."""
+    plain, refresh = programs.plain_and_refresh(PROGRAM)
+    line = next(x for x in PROGRAM.splitlines() if "%cond = " in x)
+    second = line.replace("%cond =", "%second =").replace("=%renew", "=%fix")
+    fix = PROGRAM[PROGRAM.index("%keep (") : PROGRAM.index("%renew (")]
+    fix = fix.replace("%keep (", "%fix (").replace("fusion(%g0)", "copy(%g0)")
+    more = PROGRAM.replace("ENTRY", fix + "ENTRY").replace(line, second + "\n" + line)
+    two_plain, two_refresh = programs.plain_and_refresh(more)
+    for one, two in ((plain, two_plain), (refresh, two_refresh)):
+        assert two["conditionals"] == one["conditionals"] + 1
+        assert two["matmuls"] == one["matmuls"]
+    assert two_refresh["operations"] > two_plain["operations"]
+
+
+def test_graphs_are_read_from_thunks():
+    assert programs.graphs(THUNKS) == [
+        ("kConvolution", None),
+        ("kCopy", 0),
+        ("kConditional", 0),
+        ("kCublasLtMatmul", 0),
+        ("kCustomKernel", 0),
+    ]
+    assert programs.graph_counts(THUNKS) == {
+        "cuda_graphs": 1,
+        "outside_of_graphs": {"kConvolution": 1},
+    }
+    # The convolution is of the forward pass, the copy of nobody.
+    inside = programs.optimizers_part(PROGRAM, THUNKS)
+    assert inside["optimizer_operations"] == inside["of_these_in_one_graph"] == 3
+    assert inside["conditional_in_that_graph"]
+
+
+def test_steps_of_staggered_refreshes_are_counted():
+    plain, refresh = programs.plain_and_refresh(PROGRAM)
+    found = programs.staggered(PROGRAM, early=False)
+    assert (found["least"], found["most"]) == (plain, refresh)
+    # If the conditional is that of the first steps, it is not true later.
+    found = programs.staggered(PROGRAM, early=True)
+    assert found["least"] == found["most"] == plain
+    # A second conditional, the same.
+    line = next(x for x in PROGRAM.splitlines() if "conditional(" in x)
+    start = PROGRAM.index(line)
+    end = PROGRAM.index("\n", PROGRAM.index("op_name", start))
+    twice = PROGRAM[start:end].replace("%cond ", "%cond2 ")
+    found = programs.staggered(PROGRAM[:end] + "\n" + twice + PROGRAM[end:], early=True)
+    more = refresh["matmuls"] - plain["matmuls"]
+    assert found["most"]["matmuls"] - found["least"]["matmuls"] == more == 2
+
+
+def test_a_conditional_outside_of_the_graph_is_found():
+    lines = [line for line in THUNKS.splitlines() if "kCommandBuffer" not in line]
+    # All that was in the graph is outside, and the last two are in one of their own.
+    lines = [re.sub("^    ", "", line) for line in lines]
+    lines[-2:] = ["009: kCommandBuffer [sink]", *("    " + x for x in lines[-2:])]
+    inside = programs.optimizers_part(PROGRAM, "\n".join(lines))
+    assert inside["optimizer_operations"] == 3
+    assert inside["of_these_in_one_graph"] == 2
+    assert not inside["conditional_in_that_graph"]
+    with pytest.raises(ValueError, match="5 operations, but 4 thunks"):
+        programs.optimizers_part(PROGRAM, "\n".join(lines[1:]))
+
+
+def test_a_sort_is_one_operation_of_several_calls():
+    fused = """%fused_sort (p2: f32[8,4]) -> f32[8,4] {
+  %p2 = f32[8,4]{1,0} parameter(0)
+  ROOT %sort.1 = f32[8,4]{1,0} sort(%p2), dimensions={0}, to_apply=%less
+}
+
+ENTRY"""
+    sort = "%fusion = f32[8,4]{1,0} fusion(%x), kind=kCustom, calls=%fused_sort"
+    copy = "%copy.1 = f32[8,4]{0,1} copy(%x)"
+    assert copy in PROGRAM
+    program = PROGRAM.replace("ENTRY", fused).replace(copy, f"{copy}\n  {sort}")
+    own = "    002: kCopy           [source | next=003] kCopy\n"
+    kernels = "".join(
+        f"    00{i}: kCustomKernel [prev=002 | next=003] {name} grid: [1, 1, 1]\n"
+        for i, name in enumerate(("sort_1", "sort_1__1", "sort_1__2"))
+    )
+    assert own in THUNKS
+    for first in ("", own):  # sorted in place, or in a copy
+        thunks = THUNKS.replace(own, own + first + kernels)
+        found = programs.optimizers_part(program, thunks)
+        assert found["more_calls_of_sorts"] == 2 + bool(first)
+        assert found["optimizer_operations"] == found["of_these_in_one_graph"] == 3
+    with pytest.raises(ValueError, match="6 operations, but 7 thunks"):
+        programs.optimizers_part(program, thunks.replace("sort_1__2", "loop_fusion"))
+
+
+def test_the_bound_is_the_larger_of_two_times():
+    bound = functools.partial(target.bound_seconds, "A100")
+    assert bound(float32=19.5e12) == pytest.approx(1)
+    assert bound(tf32=156e12) == pytest.approx(1)
+    assert bound(float32=19.5e12, tf32=156e12) == pytest.approx(2)
+    assert bound(bytes_=2.039e12) == pytest.approx(1)
+    assert bound(float32=19.5e12, bytes_=1e12) == pytest.approx(1)
+    assert bound(float32=1e12, bytes_=3 * 2.039e12) == pytest.approx(3)
+    assert bound(bytes_=1e12) > target.bound_seconds("H100", bytes_=1e12)
+
+
+def brute_force(size, kernel, stride, padding, channels, features, batch):
+    """Counts multiplications of a convolution one by one, those of padding not."""
+    out = [
+        (s + 2 * padding - k) // stride + 1 for s, k in zip(size, kernel, strict=True)
+    ]
+    hits = 0
+    for at in np.ndindex(*out):
+        for tap in np.ndindex(*kernel):
+            where = [o * stride + t - padding for o, t in zip(at, tap, strict=True)]
+            hits += all(0 <= w < s for w, s in zip(where, size, strict=True))
+    return 2 * hits * channels * features * batch
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 1), (2, 1), (2, 3)])
+def test_operations_of_convolutions_are_exact(stride, padding):
+    shapes = (2, 7, 6, 5), (3, 3, 5, 4)
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x,
+            w,
+            (stride, stride),
+            [(padding, padding)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    structs = [jax.ShapeDtypeStruct(shape, "f4") for shape in shapes]
+    expected = brute_force((7, 6), (3, 3), stride, padding, 5, 4, 2)
+    assert counts.matmul_flops(convolve, *structs).plain == expected
+    # Forward, by the input and by the kernel: each as many.
+    gradient = jax.grad(lambda *both: convolve(*both).sum(), argnums=(0, 1))
+    found = counts.count_products(jax.make_jaxpr(gradient)(*structs).jaxpr).plain
+    assert found == [expected] * len(found)
+    assert len(found) == 3
+    if padding:
+        out = jax.eval_shape(convolve, *structs)
+        assert expected < 2 * math.prod(out.shape) * 3 * 3 * 5
+
+
+def test_grouped_and_dilated_convolutions():
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "VALID",
+            rhs_dilation=(2, 2),
+            feature_group_count=2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    x, w = (jax.ShapeDtypeStruct(s, "f4") for s in ((1, 9, 9, 6), (3, 3, 3, 4)))
+    out = jax.eval_shape(convolve, x, w)
+    assert out.shape == (1, 5, 5, 4)
+    assert counts.matmul_flops(convolve, x, w).plain == 2 * 5 * 5 * 4 * 3 * 3 * 3
+
+
+def test_least_bytes_of_an_update():
+    params = {"w": jnp.zeros((6, 4))}
+    size, roots = 4 * 24, 4 * (36 + 16)
+
+    def least(optimizer):
+        state = jax.eval_shape(optimizer.init, params)
+        return gpu_compile.least_bytes(state, params)
+
+    momentum = optax.sgd(0.1, momentum=0.9)
+    # The parameter and its momentum, read and written.
+    assert least(momentum) == {"plain": 4 * size, "refresh": 4 * size}
+    # Two momenta; one count of four bytes, since momenta have none of their own; roots
+    # are written by a refresh only.
+    both = 2 * (3 * size + 4)
+    series = {"plain": both + roots, "refresh": both + 2 * roots}
+    assert least(jorge(0.1)) == series
+    # One momentum less.
+    whitening = least(jorge(0.1, rule=RULES["whitening"]))
+    assert whitening == {name: x - 2 * size for name, x in series.items()}
+
+
+def test_missed_aims_are_shown_as_missed(monkeypatch):
+    read = results.read
+
+    def worse(name):
+        data = read(name)
+        for row in data["rows"]:
+            row["plain"]["precondition"] *= 10
+            row["plain"]["operations"] *= 1 if row["optimizer"] == "sgd" else 5
+            row["plain"]["root_copied_bytes"] = 1
+            row["cuda_graphs"] += 1
+            if row["refresh"]:
+                row["refresh"]["cusolver_calls"] += 1
+            row["of_these_in_one_graph"] = 0
+            row["optimizer_flops"] = {"plain": 10**15, "refresh": 0}
+        return data
+
+    monkeypatch.setattr(results, "read", worse)
+    _, aims = report_gpu.gpu_aims()
+    assert {row[-1] for row in aims} == {"missed"}
+    header, shares = report_gpu.gpu_shares()
+    assert all("missed" in row[header.index("aim")] for row in shares)
+    monkeypatch.undo()
+    assert "met" in {row[-1] for row in report_gpu.gpu_aims()[1]}
+    _, shares = report_gpu.gpu_shares()
+    assert any("met" in text for row in shares for text in row)
