@@ -294,7 +294,7 @@ def from_adamw(
     *,
     weight_decay_mask: Mask = None,
     update_interval: ScalarOrSchedule = 10,
-    leave_out: tuple[str, ...] = ("embed", "position"),
+    leave_out: tuple[str, ...] = ("embed", "position", "/head/", "lm_head"),
     rule: Rule | None = None,
 ) -> JorgeConfig:
     """Derives Jorge's hyperparameters from a tuned AdamW run.
@@ -309,7 +309,9 @@ def from_adamw(
     - Weight decay: unchanged, since it is decoupled in both.
     - Interval: 10.
     - Embeddings are left to Adam. In each step most of their rows receive no gradient,
-      and directions without a gradient are what Jorge's roots handle worst.
+      and directions without a gradient are what Jorge's roots handle worst. So is the
+      last layer, if its name is ``head`` or has ``lm_head`` in it: a language model
+      trains better so.
 
     Args:
       learning_rate: Learning rate of the AdamW run, a number or an optax schedule.
@@ -321,6 +323,7 @@ def from_adamw(
       weight_decay_mask: Passed unchanged to :func:`jorge_optax.jorge`.
       update_interval: Steps between refreshes of the roots.
       leave_out: Parameters with one of these words in their path take Adam's own step.
+        Between slashes a word stands for a whole name, as in ``"/head/"``.
       rule: How the roots are refreshed; ``None`` is :class:`jorge_optax.Whitening`.
 
     Returns:
@@ -336,7 +339,7 @@ def from_adamw(
       update_interval  10, and 1 in the first 50 steps
       rule             Whitening()
       grafting         Adam(b2=0.95, eps=1e-08, scale=2.0)
-      leave_out        ['embed', 'position']
+      leave_out        ['embed', 'position', '/head/', 'lm_head']
       >>> optimizer = config.optimizer()
 
     References:

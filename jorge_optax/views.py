@@ -87,7 +87,9 @@ def without(*words: str, view: View = default_leaf_view) -> View:
     They take the step of ``grafting``: SGD's or Adam's own.
 
     Args:
-      *words: Words to look for in the path, such as ``"embed"`` or ``"lora"``.
+      *words: Words to look for in the path, such as ``"embed"`` or ``"lora"``. Between
+        slashes a word stands for a whole name: ``"/head/"`` is not in
+        ``"multihead/kernel"``.
       view: View of all other parameters.
 
     Returns:
@@ -111,7 +113,7 @@ class _Scanned:
     view: View
 
     def __call__(self, path: str, shape: Shape) -> MatrixView | None:
-        if not any(word in path for word in self.words) or not shape:
+        if not _contains(path, self.words) or not shape:
             return self.view(path, shape)
         view = self.view(path, shape[1:])
         if view is None:
@@ -128,9 +130,14 @@ class _Without:
     view: View
 
     def __call__(self, path: str, shape: Shape) -> MatrixView | None:
-        if any(word in path for word in self.words):
+        if _contains(path, self.words):
             return None
         return self.view(path, shape)
+
+
+def _contains(path: str, words: tuple[str, ...]) -> bool:
+    """Returns whether a path has one of the words; ``"/word/"`` is a whole name."""
+    return any(word in f"/{path}/" for word in words)
 
 
 def is_bias(path: str) -> bool:

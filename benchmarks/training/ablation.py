@@ -78,6 +78,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sides not coupled": {"rule": Corrected(coupled=False)},
     "exponent -1/4, not coupled": {"rule": Corrected(power=4, coupled=False)},
     "all three": {"rule": Corrected("gradient", power=4, coupled=False)},
+    "forgets within 1,000 steps, beta2 0.99": {"rule": Corrected(beta2=0.99)},
+    "all four": {"rule": Corrected("gradient", power=4, coupled=False, beta2=0.99)},
     "gradients of their own size": {"rule": Corrected(normalize=False)},
     "eigenvalues up to 1000 apart": {"rule": Corrected(ridge=1e-6)},
     "the same, weight limited by the spread": {

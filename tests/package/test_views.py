@@ -153,6 +153,10 @@ READY = [
     ),
     (views.without("lora"), "dense/lora_a", (768, 4), None),
     (views.without("lora"), "dense/kernel", (768, 4), MatrixView((0,), (1,))),
+    (views.without("/head/"), "head/kernel", (768, 4), None),
+    (views.without("/head/"), "head", (768, 4), None),
+    (views.without("/head/"), "a/multihead/kernel", (768, 4), MatrixView((0,), (1,))),
+    (views.without("/head/"), "heads/kernel", (768, 4), MatrixView((0,), (1,))),
 ]
 
 
