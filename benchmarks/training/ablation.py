@@ -41,6 +41,7 @@ from jorge_optax import (
     jorge,
     lengths,
 )
+from jorge_optax._whitening import largest_ratio
 
 SEEDS = {
     "mlp": results.sized((100, 101, 102), (100,)),
@@ -93,6 +94,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "steps twice as long": {"rule": Whitening(), "scale": 2.0},
     "steps three times as long": {"rule": Whitening(), "scale": 3.0},
     "3 nodes, a product less": {"rule": Corrected(nodes=3)},
+    "a straight line, three products less": {"rule": Corrected(nodes=2, linear=True)},
+    "the same, eigenvalues up to 116 apart": {
+        "rule": Corrected(nodes=2, linear=True, ridge=largest_ratio(0.9) ** -2 / 4)
+    },
     "roots start at 0.1": {"rule": Corrected(start=0.1)},
     "roots start at 10": {"rule": Corrected(start=10.0)},
     "beta2 0.8": {"rule": Whitening(beta2=0.8)},

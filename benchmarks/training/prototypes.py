@@ -228,7 +228,11 @@ class Corrected:
       ridge: Share of the trace that is added to the diagonal of a covariance.
       limited: Whether the spread of a root limits the weight of a correction.
       orthogonalize: Steps of Newton and Schulz after preconditioning.
-      nodes: Chebyshev nodes of the polynomial; 3 save a product a side.
+      nodes: Chebyshev nodes of the polynomial; 3 save a product a side. With 2, the
+        ends of the range in place of Chebyshev nodes, two products: a straight line
+        needs no square, and the range ends at the Frobenius norm of W.
+      linear: Whether the ridge is a multiple of the root and not of its square, which
+        saves a product a side.
       source: What corrects the roots.
       start: Multiple of the identity that roots start as.
       beta2: Weight of the past at a refresh.
@@ -242,7 +246,8 @@ class Corrected:
     ridge: float = largest_ratio(0.9) ** -2
     limited: bool = False
     orthogonalize: int = 0
-    nodes: Literal[3, 5] = 5
+    nodes: Literal[2, 3, 5] = 5
+    linear: bool = False
     source: Literal["gradient", "momentum"] = "gradient"
     start: float = 1.0
     beta2: float = 0.9
@@ -288,7 +293,12 @@ class Corrected:
         share = jnp.asarray(1 - self.beta2)
         if self.limited:
             share = jnp.minimum(share, 6 * c / (c + 1) ** 2)
-        w = w + self.ridge * energy * squared
+        if self.linear:
+            w = w + jnp.sqrt(self.ridge * energy) * whitens
+        else:
+            w = w + self.ridge * energy * squared
+        if self.nodes == 2:
+            return self._correct_by_line(root, w, share / (1 - share))
         bound = jnp.sqrt(jnp.linalg.norm(w @ w)) + 1e-30
         weight = jnp.minimum(share / (1 - share), 10 / bound)
         z = 2 * w / bound - jnp.eye(len(w))
@@ -301,6 +311,14 @@ class Corrected:
         if self.nodes == 5:
             factor += z2 @ (terms[3] * z + terms[4] * z2)
         root = (1 + weight) ** (1 / self.power) * factor @ root @ factor
+        return (root + root.T) / 2
+
+    def _correct_by_line(self, root, w, weight):
+        """Factors of degree 1, multiplied so that a W of one keeps the root."""
+        norm = jnp.maximum(jnp.linalg.norm(w), 1)
+        size = (1 - (1 + weight * norm) ** (-0.5 / self.power)) / norm
+        factor = (jnp.eye(len(w)) - size * w) / (1 - size)
+        root = factor @ root @ factor
         return (root + root.T) / 2
 
     def precondition(self, kept, matrices, *, precision):
