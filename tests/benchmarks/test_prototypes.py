@@ -39,6 +39,7 @@ def test_the_ablated_rule_with_all_its_parts_is_the_packages():
         {"orthogonalize": 2},
         {"source": "momentum"},
         {"start": 0.1},
+        {"nodes": 2, "linear": True},
     ],
 )
 def test_each_part_makes_a_difference(change):
