@@ -11,11 +11,10 @@ of Jorge with from_adamw, untouched, by each rule; with the paper's rule also wi
 refresh at every step and with the embeddings preconditioned, with whitening also with
 the last layer preconditioned, with steps as long as Adam's in place of twice as long,
 and with tiles of up to 1024 x 1024, which are whole layers, in place of 256 x 256.
-That embeddings are left to Adam by default was decided on the tuning seed, that the
-last layer is, on the seeds 100 to 102. "muon" has
-AdamW's rate, too, and steps of a root mean square of 0.2, which is usual to carry
-AdamW's rate over; embeddings and the last layer get AdamW at its own tuned rate, also
-where Muon's rate is tuned. Jorge by whitening leaves both to Adam, by the paper's rule
+That embeddings and the last layer are left to Adam by default was decided on the tuning
+seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2, which is
+usual to carry AdamW's rate over; embeddings and the last layer get AdamW at its own
+tuned rate, also where Muon's rate is tuned. Jorge by whitening leaves both to Adam, by the paper's rule
 embeddings alone, as SOAP, KL-Shampoo and Shampoo do; SOAP and KL-Shampoo also run with
 the last layer left to Adam, at the same rate. Shampoo has exact roots and, like Jorge
 by the paper's rule, Adam's length. By shape, the decay is such that its product with
