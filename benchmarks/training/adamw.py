@@ -14,11 +14,11 @@ and with tiles of up to 1024 x 1024, which are whole layers, in place of 256 x 2
 That embeddings and the last layer are left to Adam by default was decided on the tuning
 seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2, which is
 usual to carry AdamW's rate over; embeddings and the last layer get AdamW at its own
-tuned rate, also where Muon's rate is tuned. Jorge by whitening leaves both to Adam, by the paper's rule
-embeddings alone, as SOAP, KL-Shampoo and Shampoo do; SOAP and KL-Shampoo also run with
-the last layer left to Adam, at the same rate. Shampoo has exact roots and, like Jorge
-by the paper's rule, Adam's length. By shape, the decay is such that its product with
-the rate is AdamW's.
+tuned rate, also where Muon's rate is tuned. Jorge by whitening leaves both to Adam, by
+the paper's rule embeddings alone, as SOAP, KL-Shampoo and Shampoo do; SOAP also runs
+with the last layer left to Adam, at the same rate. Shampoo has exact roots and, like
+Jorge by the paper's rule, Adam's length. By shape, the decay is such that its product
+with the rate is AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.training.adamw [--tune FAMILY ...] [--final VARIANT ...]
@@ -65,7 +65,7 @@ RATES = {  # tried for each tuned optimizer
     "jorge, by shape, tuned": (1e-2, 2e-2, 5e-2, 1e-1),
 }
 LEAVE_OUT = ("embed", "position")
-LAST_LEFT = ", last layer left to Adam"  # of peers that else precondition it
+LAST_LEFT = ", last layer left to Adam"  # of SOAP, which else preconditions it
 
 
 def schedule(rate: float) -> optax.Schedule:
@@ -217,7 +217,7 @@ def main() -> None:
     if both or arguments.tune is not None:
         study.tune(arguments.tune or list(RATES))
     if both or arguments.final is not None:
-        peers = ("muon", f"soap{LAST_LEFT}", f"kl-shampoo{LAST_LEFT}")
+        peers = ("muon", f"soap{LAST_LEFT}")
         every = (*RATES, *peers, *VARIANTS, "jorge, by shape")
         study.final(arguments.final or list(every))
 
