@@ -41,7 +41,6 @@ from jorge_optax import (
     jorge,
     lengths,
 )
-from jorge_optax._whitening import largest_ratio
 
 SEEDS = {
     "mlp": results.sized((100, 101, 102), (100,)),
@@ -96,7 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "3 nodes, a product less": {"rule": Corrected(nodes=3)},
     "a straight line, three products less": {"rule": Corrected(nodes=2, linear=True)},
     "the same, eigenvalues up to 116 apart": {
-        "rule": Corrected(nodes=2, linear=True, ridge=largest_ratio(0.9) ** -2 / 4)
+        "rule": Corrected(nodes=2, linear=True, ridge=Corrected.ridge / 4)
     },
     "roots start at 0.1": {"rule": Corrected(start=0.1)},
     "roots start at 10": {"rule": Corrected(start=10.0)},
