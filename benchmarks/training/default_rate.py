@@ -21,7 +21,7 @@ from benchmarks.problems import PROBLEMS, language_model
 from benchmarks.problems.training import trainer
 from benchmarks.training import adamw, comparison
 
-RATES = results.sized((0.02, 0.03, 0.04, 0.05, 0.1), (0.04,))
+RATES = results.sized((0.02, 0.03, 0.04, 0.045, 0.05, 0.1), (0.045,))
 SEEDS = {
     **dict.fromkeys(("mlp", "autoencoder"), (100, 101, 102)),
     "resnet": results.sized(tuple(range(100, 120)), (100,)),
