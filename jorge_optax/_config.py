@@ -368,7 +368,7 @@ def from_adamw(
 def from_scratch(
     total_steps: int,
     *,
-    learning_rate: float = 0.045,
+    learning_rate: float = 0.0425,
     warmup_steps: int = 0,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
@@ -380,7 +380,7 @@ def from_scratch(
     """Returns hyperparameters for a model without any tuned baseline.
 
     Steps have a length by shape, :class:`jorge_optax.lengths.Shape`, which does not
-    depend on the scale of the loss; the learning rate is a cosine from 0.045 to zero.
+    depend on the scale of the loss; the learning rate is a cosine from 0.0425 to zero.
     ``docs/step_length.md`` compares this one rate with tuned ones.
 
     Args:
@@ -404,7 +404,7 @@ def from_scratch(
     Examples:
       >>> from jorge_optax import from_scratch
       >>> print(from_scratch(9000))
-      learning_rate    cosine from 0.045 to 0 at step 9000
+      learning_rate    cosine from 0.0425 to 0 at step 9000
       momentum         0.9
       weight_decay     0.0
       update_interval  10, and 1 in the first 50 steps
@@ -420,7 +420,7 @@ def from_scratch(
             "of a cosine, got a function. To run another schedule, write "
             "from_scratch(...).replace(learning_rate=schedule)."
         )
-    check_positive("learning_rate", learning_rate, "The default is 0.045.")
+    check_positive("learning_rate", learning_rate, "The default is 0.0425.")
     check_count("total_steps", total_steps, 1)
     check_count("warmup_steps", warmup_steps, 0)
     if warmup_steps >= total_steps:

@@ -204,7 +204,7 @@ class Shape:
     Examples:
       >>> import optax
       >>> from jorge_optax import Whitening, jorge, lengths
-      >>> schedule = optax.cosine_decay_schedule(0.045, 9000)
+      >>> schedule = optax.cosine_decay_schedule(0.0425, 9000)
       >>> optimizer = jorge(schedule, rule=Whitening(), grafting=lengths.Shape())
     """
 

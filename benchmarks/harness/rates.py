@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-BY_SHAPE = 0.045  # the default of from_scratch
+BY_SHAPE = 0.0425  # the default of from_scratch
 
 
 def rate_of(rung: int) -> float:

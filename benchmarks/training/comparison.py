@@ -6,7 +6,7 @@ Method: the problems of benchmarks/problems, each with a cosine schedule to 0, m
 end of the run: five learning rates of the ladder 1, 2, 5, 10, ...; while the best is at
 an edge, two more beyond it; in the end all families have tried equally many. Jorge and
 Shampoo are tuned at interval 10 and keep that rate at all intervals; names that end in
-/sgd-rate take SGD's instead, and those that end in /default have the rate 0.045 on all
+/sgd-rate take SGD's instead, and those that end in /default have the rate 0.0425 on all
 problems ("whole layers": up to 1024 x 1024, in place of tiles of 256 x 256). Muon
 leaves vectors and the last layer to Adam at AdamW's tuned rate; SOAP and KL-Shampoo
 leave vectors to Adam at their own rate. Then five other seeds, the same batches and the

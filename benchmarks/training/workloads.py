@@ -10,7 +10,7 @@ one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more w
 best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
 Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step;
 "whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate;
-by-shape/default has the rate 0.045, untuned; from-adamw is the whitening rule with
+by-shape/default has the rate 0.0425, untuned; from-adamw is the whitening rule with
 AdamW's settings, also at Adam's own length); SGD's schedule is a cosine or a
 polynomial, as in the references. What SGD and AdamW found is in the configurations. The
 other variants of Jorge, and Shampoo, are not tuned. Then five other seeds; for each

@@ -376,7 +376,7 @@ def test_from_scratch_needs_the_length_of_training_alone():
     assert config.grafting == lengths.Shape()
     assert config.weight_decay == 0
     rates = [float(config.learning_rate(step)) for step in (0, 100, 200)]
-    np.testing.assert_allclose(rates, [0.045, 0.0225, 0], atol=1e-8)
+    np.testing.assert_allclose(rates, [0.0425, 0.02125, 0], atol=1e-8)
     warm = from_scratch(200, warmup_steps=20, learning_rate=0.1).learning_rate
     np.testing.assert_allclose(
         [float(warm(step)) for step in (0, 10, 20, 110, 200)],

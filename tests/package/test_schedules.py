@@ -159,10 +159,10 @@ def test_a_replaced_rate_is_what_runs_and_what_is_printed():
 
 
 def test_from_scratch_prints_its_schedule():
-    text = "cosine from 0.045 to 0 at step 200"
+    text = "cosine from 0.0425 to 0 at step 200"
     assert f"learning_rate    {text}\n" in str(from_scratch(200))
     warm = from_scratch(200, warmup_steps=20)
     assert f"learning_rate    {text}, warm-up of 20 steps\n" in str(warm)
-    expected = optax.warmup_cosine_decay_schedule(0.0, 0.045, 20, 200)
+    expected = optax.warmup_cosine_decay_schedule(0.0, 0.0425, 20, 200)
     for step in (0, 7, 20, 100, 200):
         assert warm.learning_rate(step) == expected(step)
