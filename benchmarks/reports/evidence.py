@@ -135,6 +135,7 @@ NAMES = {  # in the studies of benchmarks/problems
     "by shape": "by-shape@10/default",
     "by shape, tuned": "by-shape@10",
     "whole layers": "by-shape, whole layers@10/default",
+    "whole layers, tuned": "by-shape, whole layers@10",
 }
 OURS = {
     "whitening": "whitening, single-shot",
@@ -142,6 +143,7 @@ OURS = {
     "by shape": f"by shape, {RATE}",
     "by shape, tuned": "the same, tuned",
     "whole layers": f"whole layers, {RATE} (transformer: from AdamW)",
+    "whole layers, tuned": "whole layers, tuned",
 }
 RIVALS = ("muon", "soap", "kl-shampoo", "psgd")
 

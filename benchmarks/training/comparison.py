@@ -56,17 +56,17 @@ WHITENING = tuple(
 PEERS = ("sgd", "adamw", "muon", "psgd", "soap", "kl-shampoo")
 TUNED = {  # name of a family to that of the optimizer it is tuned by
     **{name: name for name in PEERS},
-    **{name: f"{name}@10" for name in (*ROOTS, "whitening", "by-shape")},
+    **{name: f"{name}@10" for name in (*ROOTS, "whitening", "by-shape", WHOLE)},
 }
 CENTRAL_RATES = {  # others: the problem's
     **{"adamw": 2e-3, "muon": 2e-2, "psgd": 2e-3, "soap": 5e-3, "kl-shampoo": 5e-3},
-    "by-shape": 5e-2,
+    **dict.fromkeys(("by-shape", WHOLE), 5e-2),
 }
 FINAL = (
     *PEERS,
     *(f"{name}@{k}{SGD_RATE}" for k in (10, 50) for name in ROOTS),
     *WHITENING,
-    *(f"{name}@10" for name in (*ROOTS, "whitening", "by-shape")),
+    *(f"{name}@10" for name in (*ROOTS, "whitening", "by-shape", WHOLE)),
     *(f"{name}@10{DEFAULT}" for name in ("by-shape", WHOLE)),
 )
 
