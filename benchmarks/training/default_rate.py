@@ -3,8 +3,9 @@
 Question: which one learning rate suits all problems?
 Method: steps by shape at an interval of 10, as `from_scratch` has them, at rates on and
 between the rungs that training.comparison and training.adamw tune with. Seeds 100 to
-102, on the ResNet, whose seeds differ most, 100 to 119 for the best rates: no
-comparison of optimizers reports them.
+102, on the ResNet, whose seeds differ most, 100 to 119 for the best rates, and on the
+transformer 100 to 109 for the default rate and for the tuned one: no comparison of
+optimizers reports them.
 Answer: docs/step_length.md, from benchmarks/results/default_rate.json.
 
     python -m benchmarks.training.default_rate [PROBLEM ...]
@@ -26,6 +27,8 @@ SEEDS = {
     **dict.fromkeys(("mlp", "autoencoder", "lm"), (100, 101, 102)),
     "resnet": results.sized(tuple(range(100, 120)), (100,)),
 }
+# More seeds of the default rate and of the tuned one.
+MORE = results.sized({("lm", rate): range(100, 110) for rate in (0.02, 0.0425)}, {})
 FEWER = {0.02: 3, 0.1: 1, 0.03: 3}  # seeds that tell enough, by rate
 
 
@@ -54,7 +57,8 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", default=list(SEEDS))
     for name in parser.parse_args().problems:
         for rate in RATES:
-            for seed in SEEDS[name][: FEWER.get(rate)]:
+            usual = SEEDS[name][: FEWER.get(rate)]
+            for seed in MORE.get((name, rate), usual):
                 key = dict(problem=name, learning_rate=rate, seed=seed)
                 rows = results.rows("default_rate")
                 if any(key.items() <= row.items() for row in rows):
