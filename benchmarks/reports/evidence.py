@@ -136,6 +136,7 @@ NAMES = {  # in the studies of benchmarks/problems
     "by shape, tuned": "by-shape@10",
     "whole layers": "by-shape, whole layers@10/default",
     "whole layers, tuned": "by-shape, whole layers@10",
+    "as Muon, tuned": "by-shape, as Muon@1",
 }
 OURS = {
     "whitening": "whitening, single-shot",
@@ -144,6 +145,7 @@ OURS = {
     "by shape, tuned": "the same, tuned",
     "whole layers": f"whole layers, {RATE} (transformer: from AdamW)",
     "whole layers, tuned": "whole layers, tuned",
+    "as Muon, tuned": "whole, last layer left to Adam, interval 1, tuned",
 }
 RIVALS = ("muon", "soap", "kl-shampoo", "psgd")
 

@@ -5,20 +5,21 @@ Jorge reach AdamW's final validation loss sooner, and end lower? How do both com
 with tuned peers?
 Method: a two-layer transformer on bytes of the Python standard library, cosine schedule
 with warm-up, 600 steps. The learning rate of each tuned optimizer is the best of four,
-a factor 2 to 2.5 apart, by the final validation loss of one seed (not used again); SOAP
-has a fifth, since its best was at the edge. Then other seeds of AdamW at that rate and
-of Jorge with from_adamw, untouched, by each rule; with the paper's rule also with a
-refresh at every step and with the embeddings preconditioned, with whitening also with
-the last layer preconditioned, with steps as long as Adam's in place of twice as long,
-and with tiles of up to 1024 x 1024, which are whole layers, in place of 256 x 256.
+a factor 2 to 2.5 apart, by the final validation loss of one seed (not used again); SGD
+and SOAP have a fifth, since their best was at the edge. Then other seeds of AdamW at
+that rate and of Jorge with from_adamw, untouched, by each rule; with the paper's rule
+also with a refresh at every step and with the embeddings preconditioned, with whitening
+also with the last layer preconditioned, with steps as long as Adam's in place of twice
+as long, and with tiles of up to 1024 x 1024, which are whole layers, in place of
+256 x 256.
 That embeddings and the last layer are left to Adam by default was decided on the tuning
 seed. "muon" has AdamW's rate, too, and steps of a root mean square of 0.2, which is
 usual to carry AdamW's rate over; embeddings and the last layer get AdamW at its own
 tuned rate, also where Muon's rate is tuned. Jorge by whitening leaves both to Adam, by
 the paper's rule embeddings alone, as SOAP, KL-Shampoo and Shampoo do; SOAP also runs
 with the last layer left to Adam, at the same rate. Shampoo has exact roots and, like
-Jorge by the paper's rule, Adam's length. By shape, the decay is such that its product
-with the rate is AdamW's.
+Jorge by the paper's rule, Adam's length. By shape, and with SGD, the decay is such that
+its product with the rate is AdamW's.
 Answer: docs/from_adamw.md, from benchmarks/results/adamw_study.json.
 
     python -m benchmarks.training.adamw [--tune FAMILY ...] [--final VARIANT ...]
@@ -55,6 +56,7 @@ from jorge_optax import (
 STEPS, DECAY, B1, B2 = results.sized(600, 60), 0.1, 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
 RATES = {  # tried for each tuned optimizer
+    "sgd": (0.025, 0.05, 0.1, 0.2, 0.4),
     "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
     "muon, tuned": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "soap": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
@@ -128,6 +130,9 @@ def optimizer_of(
     """
     if variant == "adamw":
         return adamw(rate)
+    if variant == "sgd":
+        decay = decay_after(DECAY * adam_rate / rate, schedule(rate))
+        return optax.chain(optax.sgd(schedule(rate), B1), decay)
     if variant.startswith("muon"):
         return muon(rate, adam_rate)
     if variant == "psgd":
