@@ -15,7 +15,8 @@ NAMES = (
 )
 ORDER = (
     *("sgd", "adamw", "shampoo", "jorge", "jorge-composite", "jorge-whitening"),
-    *("sgd/thirds", "jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
+    *("sgd/thirds", "shampoo/sgd-schedule"),
+    *("jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
     "jorge-whitening/sgd-schedule",
     "jorge-whitening, twice SGD's length/sgd-schedule",
     *("muon", "soap", "kl-shampoo", "psgd"),
