@@ -65,6 +65,7 @@ STUDIES = (
     Study("gpu.depth", 5, (CUDA,)),
     Study("gpu.spread", 15, (CUDA,)),
     Study("gpu.causes", 5, (CUDA,)),
+    Study("gpu.first", 1, (CUDA,)),
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
     Study("cost.examples", 15),
     Study("cost.rules", 1),

@@ -166,6 +166,23 @@ def gpu_moved() -> Table:
     return header, table
 
 
+def gpu_first() -> Table:
+    """Bytes of 0.1.0's rules and of those that took their places."""
+    first = {row["optimizer"]: row for row in results.read("gpu_first")["rows"]}
+    now = _before_and_after("refresh_causes")[1::2]
+    table = []
+    for old, new in zip(("jorge", "composite"), now, strict=True):
+        cells = [f"{old}, now {new['optimizer']}" if old != new["optimizer"] else old]
+        for kind in ("plain", "refresh"):
+            pair = first[old][f"{kind}_bytes"], new[f"{kind}_bytes"]
+            cells += [*map(_gigabytes, pair), f"{pair[1] / pair[0] - 1:+.0%}"]
+        table.append(cells)
+    times = ("0.1.0", "now", "change")
+    header = ["GB, resnet50, A100"]
+    header += [f"{p}, {t}" for p in ("plain update", "refresh step") for t in times]
+    return header, table
+
+
 def _before_and_after(causes: str) -> list[dict]:
     """First and last row of each rule that has these causes, for one case."""
     columns = []

@@ -148,6 +148,7 @@ TABLES = {
             gpu.gpu_aims,
             gpu.gpu_bounds,
             gpu.gpu_causes,
+            gpu.gpu_first,
             gpu.gpu_refresh_causes,
             gpu.gpu_moved,
             gpu.gpu_compile,
