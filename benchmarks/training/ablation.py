@@ -89,6 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "steps twice as long": {"rule": Whitening(), "scale": 2.0},
     "steps three times as long": {"rule": Whitening(), "scale": 3.0},
     "3 nodes, a product less": {"rule": Corrected(nodes=3)},
+    "the same, weight bounded by 3": {"rule": Corrected(nodes=3, reach=3.0)},
     "a straight line, three products less": {"rule": Corrected(nodes=2, linear=True)},
     "the same, eigenvalues up to 116 apart": {
         "rule": Corrected(nodes=2, linear=True, ridge=Corrected.ridge / 4)
