@@ -10,8 +10,9 @@ one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more w
 best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
 Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step;
 "whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate;
-by-shape/default has the rate 0.0425, untuned; from-adamw is the whitening rule with
-AdamW's settings, also at Adam's own length); SGD's schedule is a cosine or a
+"SGD's decay" is a peer at its tuned rate with SGD's decay per step; by-shape/default
+has the rate 0.0425, untuned; from-adamw is the whitening rule with AdamW's settings,
+also at Adam's own length); SGD's schedule is a cosine or a
 polynomial, as in the references. What SGD and AdamW found is in the configurations. The
 other variants of Jorge, and Shampoo, are not tuned. Then five other seeds; for each
 seed all start from the same parameters and see the same batches. The target is 0.99 of
@@ -65,6 +66,7 @@ PEERS = {
     WHITENING: 0.5,
 }
 DEFAULT = "/default"  # steps by shape, not tuned
+DECAY = ", SGD's decay"
 FROM_ADAMW, OWN = "from-adamw", ", Adam's own length"
 NAMES = ("sgd", "adamw", "shampoo", "jorge")
 SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-whitening/sgd-schedule")
@@ -102,6 +104,7 @@ def build(
     A peer's decay is such that its product with the rate is AdamW's.
     """
     family = optimizers.base_name(name)
+    as_sgd, family = family.endswith(DECAY), family.removesuffix(DECAY)
     if family not in (*PEERS, FROM_ADAMW, FROM_ADAMW + OWN):
         return optimizers.build(
             name, config, steps=steps, steps_per_epoch=steps_per_epoch
@@ -148,8 +151,11 @@ def build(
     else:
         make = scale_by_soap if family == "soap" else scale_by_kl_shampoo
         step = with_adam(make(adamw.b1), schedule(rate), **betas)
-    decay = adamw.learning_rate * adamw.weight_decay / rate
-    step = optax.chain(step, decay_after(decay, schedule(rate), mask))
+    decay = adamw.learning_rate * adamw.weight_decay
+    if as_sgd:
+        sgd = config.sgd
+        decay = sgd.learning_rate * sgd.weight_decay / (1 - sgd.momentum)
+    step = optax.chain(step, decay_after(decay / rate, schedule(rate), mask))
     return optimizers.Built(step, {"learning_rate": rate}, schedule(rate))
 
 
@@ -284,8 +290,9 @@ def main() -> None:
             share = SHARES[workload.name]
             workload.run("short", SHORT, seed, workload.config, share)
     if arguments.final is not None:
-        tuned = [name for name in PEERS if name in (arguments.final or PEERS)]
-        best = {name: workload.best(name) for name in tuned}
+        names = {name: name.removesuffix(DECAY) for name in arguments.final or PEERS}
+        tuned = {name: own for name, own in names.items() if own in PEERS}
+        best = {name: workload.best(own) for name, own in tuned.items()}
         for seed in arguments.seeds:
             for name in arguments.final or (*NAMES, *SCHEDULES, *PEERS, SHAPE):
                 workload.run("final", name, seed, workload.config, rate=best.get(name))
