@@ -81,6 +81,7 @@ EXAMPLE = {  # names in the examples' workloads
 # Title, reader, digits, names of the columns' optimizers where they differ.
 WORKLOADS: dict[str, tuple[Callable[[], Runs], int, dict[str, str]]] = {
     "small ResNet, CIFAR-10, accuracy": (lambda: _problem("resnet"), 3, {}),
+    "ResNet-8, CIFAR-10, accuracy": (lambda: _workload("classification"), 3, EXAMPLE),
     "thin DeepLabv3, scenes, mean IoU": (
         lambda: _workload("segmentation"),
         3,

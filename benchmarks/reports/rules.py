@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.harness import results
 from benchmarks.harness.summary import paired_ratio, steps_to
-from benchmarks.training.ablation import VARIANTS
+from benchmarks.training.ablation import RULE, VARIANTS
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -308,27 +308,33 @@ def _number(value: Any, digits: int = 3) -> str:
 
 
 def ablation() -> Table:
-    """Rows: variants of the whitening rule; columns: problems."""
+    """Rows: variants of the whitening rule; columns: problems.
+
+    Behind the seeds is the mean difference to the rule, on the seeds of the variant.
+    """
     rows = results.read("ablation")["rows"]
     problems = {
         "mlp": ("MLP, accuracy", 4),
         "resnet": ("ResNet, accuracy", 3),
         "lm": ("transformer, loss", 3),
     }
+    finals: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        key = row["problem"], row["variant"]
+        finals.setdefault(key, {})[row["seed"]] = row["final"]
     table = []
-    known = {row["variant"] for row in rows}
-    for variant in (name for name in VARIANTS if name in known):
+    for variant in VARIANTS:
         cells = []
         for problem, (_, digits) in problems.items():
-            runs = [
-                row
-                for row in rows
-                if (row["variant"], row["problem"]) == (variant, problem)
-            ]
-            runs.sort(key=lambda row: row["seed"])
-            finals = [row["final"] for row in runs]
-            cells.append(mean_and_seeds(finals, digits) if runs else "not run")
-        table.append([variant, *cells])
+            own = finals.get((problem, variant), {})
+            rule = finals.get((problem, RULE), {})
+            cell = mean_and_seeds([own[seed] for seed in sorted(own)], digits)
+            if variant != RULE:
+                gaps = [own[seed] - rule[seed] for seed in own if seed in rule]
+                cell += f"; {np.mean(gaps):+.{digits}f}" if gaps else ""
+            cells.append(cell if own else "not run")
+        if cells != ["not run"] * len(cells):
+            table.append([variant, *cells])
     return ["variant", *(name for name, _ in problems.values())], table
 
 

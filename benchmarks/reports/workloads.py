@@ -20,7 +20,9 @@ ORDER = (
     "jorge-whitening/sgd-schedule",
     "jorge-whitening, twice SGD's length/sgd-schedule",
     *("muon", "soap", "kl-shampoo", "psgd"),
+    *("muon, SGD's decay", "soap, SGD's decay"),
     *("whitening, tuned", "by-shape", "by-shape/default"),
+    "by-shape, SGD's decay/default",
     *("from-adamw", "from-adamw, Adam's own length"),
 )
 Table = tuple[list[str], list[list[str]]]
@@ -104,9 +106,11 @@ def tuning(name: str) -> Table:
     """Result of each learning rate on the tuning seed."""
     data = results.read(f"workload_{name}")
     table = []
-    for optimizer in ("sgd", "adamw"):
+    for optimizer in ORDER:
         key = {"stage": "tune", "optimizer": optimizer}
         runs = [row for row in data["rows"] if key.items() <= row.items()]
+        if not runs:
+            continue
         runs.sort(key=lambda row: row["learning_rate"])
         pairs = (f"{row['learning_rate']:g}: {_final(row)}" for row in runs)
         table.append([optimizer, ", ".join(pairs)])

@@ -64,9 +64,10 @@ def early(interval: int, steps: int) -> Callable[[Any], Any]:
     return lambda count: jnp.where(count < steps, 1, interval)
 
 
+RULE = "the rule"
 # Options of jorge by variant.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "the rule": {"rule": Whitening()},
+    RULE: {"rule": Whitening()},
     # Without one of its parts.
     "preconditions the gradient, averages after": {"rule": Corrected("gradient")},
     "preconditions the momentum, not Nesterov's": {"rule": Corrected("momentum")},
