@@ -10,7 +10,7 @@ one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more w
 best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
 Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step;
 "whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate;
-"SGD's decay" is a peer at its tuned rate with SGD's decay per step; by-shape/default
+"SGD's decay" is a peer with SGD's decay per step, and its tuned rate; by-shape/default
 has the rate 0.0425, untuned; from-adamw is the whitening rule with AdamW's settings,
 also at Adam's own length); SGD's schedule is a cosine or a
 polynomial, as in the references. What SGD and AdamW found is in the configurations. The
@@ -60,13 +60,12 @@ MIDDLES = {
         ("detection", "fasterrcnn", "fasterrcnn-cosine"), {"sgd": 0.05, "adamw": 2e-3}
     ),
 }
-WHITENING = "whitening, tuned"
+WHITENING, DECAY = "whitening, tuned", ", SGD's decay"
 PEERS = {
     **{"muon": 2e-2, "soap": 5e-3, "kl-shampoo": 5e-3, "psgd": 2e-3, "by-shape": 0.05},
-    WHITENING: 0.5,
+    **{WHITENING: 0.5, f"by-shape{DECAY}": 0.05},
 }
 DEFAULT = "/default"  # steps by shape, not tuned
-DECAY = ", SGD's decay"
 FROM_ADAMW, OWN = "from-adamw", ", Adam's own length"
 NAMES = ("sgd", "adamw", "shampoo", "jorge")
 SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-whitening/sgd-schedule")
@@ -290,9 +289,11 @@ def main() -> None:
             share = SHARES[workload.name]
             workload.run("short", SHORT, seed, workload.config, share)
     if arguments.final is not None:
-        names = {name: name.removesuffix(DECAY) for name in arguments.final or PEERS}
-        tuned = {name: own for name, own in names.items() if own in PEERS}
-        best = {name: workload.best(own) for name, own in tuned.items()}
+        best = {
+            name: workload.best(name if name in PEERS else name.removesuffix(DECAY))
+            for name in arguments.final or PEERS
+            if name.removesuffix(DECAY) in PEERS
+        }
         for seed in arguments.seeds:
             for name in arguments.final or (*NAMES, *SCHEDULES, *PEERS, SHAPE):
                 workload.run("final", name, seed, workload.config, rate=best.get(name))
