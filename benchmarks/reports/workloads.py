@@ -21,8 +21,8 @@ ORDER = (
     "jorge-whitening, twice SGD's length/sgd-schedule",
     *("muon", "soap", "kl-shampoo", "psgd"),
     *("muon, SGD's decay", "soap, SGD's decay"),
-    *("whitening, tuned", "by-shape", "by-shape/default"),
-    "by-shape, SGD's decay/default",
+    *("whitening, tuned", "by-shape", "by-shape, SGD's decay"),
+    *("by-shape/default", "by-shape, SGD's decay/default"),
     *("from-adamw", "from-adamw, Adam's own length"),
 )
 Table = tuple[list[str], list[list[str]]]
