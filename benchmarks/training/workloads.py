@@ -70,6 +70,7 @@ FROM_ADAMW, OWN = "from-adamw", ", Adam's own length"
 NAMES = ("sgd", "adamw", "shampoo", "jorge")
 SCHEDULES = ("sgd/thirds", "jorge/sgd-schedule", "jorge-whitening/sgd-schedule")
 SHAPE = f"by-shape{DEFAULT}"
+WITH_DECAY = (f"muon{DECAY}", f"soap{DECAY}", f"by-shape{DECAY}{DEFAULT}")
 SHORT = "jorge-whitening/sgd-schedule"  # what the short runs use
 # The paper's gains.
 SHARES = {"classification": 0.73, "segmentation": 0.6, "detection": 0.59}
@@ -100,7 +101,7 @@ def build(
 ) -> optimizers.Built:
     """Builds an optimizer of the examples, or a peer at a rate with AdamW's schedule.
 
-    A peer's decay is such that its product with the rate is AdamW's.
+    A peer's decay is such that its product with the rate is AdamW's, or SGD's.
     """
     family = optimizers.base_name(name)
     as_sgd, family = family.endswith(DECAY), family.removesuffix(DECAY)
@@ -289,13 +290,14 @@ def main() -> None:
             share = SHARES[workload.name]
             workload.run("short", SHORT, seed, workload.config, share)
     if arguments.final is not None:
+        names = arguments.final or (*NAMES, *SCHEDULES, *PEERS, SHAPE, *WITH_DECAY)
         best = {
             name: workload.best(name if name in PEERS else name.removesuffix(DECAY))
-            for name in arguments.final or PEERS
+            for name in names
             if name.removesuffix(DECAY) in PEERS
         }
         for seed in arguments.seeds:
-            for name in arguments.final or (*NAMES, *SCHEDULES, *PEERS, SHAPE):
+            for name in names:
                 workload.run("final", name, seed, workload.config, rate=best.get(name))
 
 
