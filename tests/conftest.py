@@ -1,6 +1,7 @@
 """Climate of the tests: fixed seeds, no silent rank promotion, float64 on request."""
 
 import gc
+import pathlib
 
 import jax
 import pytest
@@ -9,6 +10,13 @@ import pytest
 pytest.register_assert_rewrite("tests.helpers")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Most of the time of these tests is compilation, and most programs do not change from
+# one run to the next. The cache tells programs, options and versions of jax apart.
+CACHE = pathlib.Path(__file__).parents[1] / "build" / "jax_cache"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,3 +37,11 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def no_compilation_cache():
+    """Compiles every program, for a test that counts or times compilations."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
