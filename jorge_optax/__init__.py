@@ -1,51 +1,47 @@
 """Jorge, a second-order optimizer about as cheap per step as SGD, for JAX and Optax."""
 
 from jorge_optax import lengths, tuning, views
-from jorge_optax._config import JorgeConfig, from_adamw, from_scratch, from_sgd
-from jorge_optax._diagnostics import Diagnostics, diagnostics
-from jorge_optax._distributed import Spread
-from jorge_optax._grafting import GraftState, graft
-from jorge_optax._inspection import Description, describe, state_size
-from jorge_optax._optimizer import jorge
-from jorge_optax._resharding import reshard_state
-from jorge_optax._rule import Preconditioner, Rule
-from jorge_optax._schedules import growing_interval_schedule, thirds_decay_schedule
-from jorge_optax._series import BinomialSeries
-from jorge_optax._tiling import MatrixView, Tiling, default_view
-from jorge_optax._transform import JorgeState, scale_by_jorge
-from jorge_optax._types import Sides
+from jorge_optax._describe import describe
+from jorge_optax._optimizer import jorge, scale_by_jorge
+from jorge_optax._paper import BinomialSeries
+from jorge_optax._recipes import (
+    from_adamw,
+    from_scratch,
+    from_sgd,
+    from_sgd_as_published,
+)
+from jorge_optax._rule import Numerics, Rule
+from jorge_optax._sharding import Sharded, Spread
+from jorge_optax._states import diagnostics, reshard_state
+from jorge_optax._step import JorgeState
+from jorge_optax._tiles import Tiling
 from jorge_optax._whitening import Whitening
+from jorge_optax.lengths import graft
+from jorge_optax.views import MatrixView
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = (
     "BinomialSeries",
-    "Description",
-    "Diagnostics",
-    "GraftState",
-    "JorgeConfig",
     "JorgeState",
     "MatrixView",
-    "Preconditioner",
+    "Numerics",
     "Rule",
-    "Sides",
+    "Sharded",
     "Spread",
     "Tiling",
     "Whitening",
-    "default_view",
     "describe",
     "diagnostics",
     "from_adamw",
     "from_scratch",
     "from_sgd",
+    "from_sgd_as_published",
     "graft",
-    "growing_interval_schedule",
     "jorge",
     "lengths",
     "reshard_state",
     "scale_by_jorge",
-    "state_size",
-    "thirds_decay_schedule",
     "tuning",
     "views",
 )

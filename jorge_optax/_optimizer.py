@@ -1,57 +1,190 @@
-"""jorge: the whole optimizer."""
+"""scale_by_jorge and jorge: the transformations, and how an update executes."""
 
+from __future__ import annotations
+
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from jorge_optax._checks import (
-    as_float,
-    check_booleans,
+from jorge_optax._errors import (
+    check_below_one,
+    check_gradients,
+    check_interval,
     check_learning_rate,
+    check_leave_out,
     check_mask,
     check_not_negative,
-    is_zero,
+    check_others,
+    check_state,
+    check_transformation,
 )
-from jorge_optax._distributed import Spread, spread_of
-from jorge_optax._execution import execute_in_float32
-from jorge_optax._grafting import along, graft_by, rescale_tiles
-from jorge_optax._renamed import renamed
-from jorge_optax._rule import Rule
-from jorge_optax._tiles import on_tiles
-from jorge_optax._tiling import Tiling
-from jorge_optax._transform import (
-    average_leaves,
-    canonical_accumulator,
-    precondition_stacks,
+from jorge_optax._paper import BinomialSeries
+from jorge_optax._rule import Numerics, Rule, check_rule, numerics_of
+from jorge_optax._sharding import Sharded, Spread, layout_of
+from jorge_optax._step import (
+    JorgeState,
+    Settings,
+    start_tiles,
+    step_tiles,
+    then_decay_and_rate,
 )
-from jorge_optax._types import Mask, Precision, Scalar, ScalarOrSchedule
-from jorge_optax.lengths import SGD, Length
+from jorge_optax._tiles import (
+    Plan,
+    PyTree,
+    Real,
+    Stacks,
+    Tiling,
+)
+from jorge_optax.lengths import Length, length_of
 
 
-@renamed(
-    refresh="rule=Whitening(), or rule=BinomialSeries() for the paper's",
-    one_momentum="rule=BinomialSeries(preconditions='momentum')",
-    momentum_dtype="accumulator_dtype=...",
-)
-def jorge(
-    learning_rate: optax.ScalarOrSchedule,
-    momentum: Scalar = 0.9,
-    weight_decay: Scalar = 0.0,
-    weight_decay_mask: Mask = None,
+def option_text(option: Any) -> str:
+    """Writes an option: a dataclass as a call without its defaults, a schedule by value."""
+    if dataclasses.is_dataclass(option) and not isinstance(option, type):
+        changed = (
+            f"{field.name}={getattr(option, field.name)!r}"
+            for field in dataclasses.fields(option)
+            if field.repr and getattr(option, field.name) is not field.default
+        )
+        return f"{type(option).__name__}({', '.join(changed)})"
+    if callable(option):
+        values = (
+            f"{float(option(jnp.int32(n))):.3g} at {n}" for n in (0, 1000, 10_000)
+        )
+        return f"a schedule: {', '.join(values)}"
+    return str(option)
+
+
+class JorgeTransformation(optax.GradientTransformationExtraArgs):
+    """An optax transformation that knows what it was made with; print it.
+
+    :func:`jorge_optax.describe`, :func:`jorge_optax.diagnostics` and
+    :func:`jorge_optax.reshard_state` take it.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Returns a table of the options, with notes below it."""
+        settings = settings_of(self)
+        if settings is None:
+            return super().__repr__()
+        entries = {
+            "learning_rate": settings.learning_rate,
+            "momentum": settings.momentum,
+            "weight_decay": settings.weight_decay,
+            "rule": settings.rule,
+            "grafting": settings.length,
+            "update_interval": settings.update_interval,
+            "tiling": settings.tiling,
+            "numerics": settings.numerics,
+            "others": "an optimizer of their own" if settings.others else None,
+            "sharding": settings.layout if settings.layout.devices > 1 else None,
+        }
+        texts = {
+            key: option_text(own) for key, own in entries.items() if own is not None
+        }
+        for name, default in (("numerics", Numerics()), ("tiling", Tiling())):
+            if entries[name] == default:
+                del texts[name]
+        early = settings.rule.early_refreshes
+        texts["update_interval"] += f", and 1 in the first {early} steps" * (early > 0)
+        width = max(map(len, texts))
+        lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
+        return "\n".join([*lines, *(f"note: {note}" for note in settings.notes)])
+
+
+def settings_of(tx: object) -> Settings | None:
+    """Returns what our own transformation was made with; None for others."""
+    # On the function, so that the transformation remains a tuple of two functions.
+    if isinstance(tx, JorgeTransformation) and callable(tx.update):
+        return vars(tx.update).get("settings")
+    return None
+
+
+def required_settings(name: str, tx: object) -> Settings:
+    """Returns the settings; raises TypeError for what is not our transformation."""
+    settings = settings_of(tx)
+    if settings is None:
+        raise TypeError(
+            f"{name} takes the transformation that jorge, scale_by_jorge or one of the "
+            "recipes such as from_sgd returned, not one around it (optax.chain, "
+            f"optax.MultiSteps, optax.inject_hyperparams) or another; got {tx!r}."
+        )
+    return settings
+
+
+def scale_by_jorge(
     *,
     rule: Rule | None = None,
-    eps: Scalar = 1e-6,
-    update_interval: ScalarOrSchedule = 10,
-    stagger: bool = False,
-    damping: Scalar = 0.0,
-    grafting: str | Length | optax.GradientTransformation | None = "sgd",
+    momentum: float | jax.Array | None = None,
+    update_interval: optax.ScalarOrSchedule = 10,
     tiling: Tiling | None = None,
-    root_dtype: str = "float32",
-    accumulator_dtype: str | None = None,
-    precision: Precision = None,
-    refresh_precision: Precision = None,
-    sharding: NamedSharding | Spread | None = None,
+    numerics: Numerics | str | None = None,
+    sharding: NamedSharding | Spread | Sharded | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Preconditions gradients by Jorge's approximate inverse roots.
+
+    This gives the direction only: no grafting, weight decay or learning rate. See
+    :func:`jorge_optax.jorge` for the whole optimizer, the mathematics and the
+    arguments. Parameters without roots get the momentum alone.
+
+    Args:
+      rule: As in :func:`jorge_optax.jorge`.
+      momentum: Decay rate of the momentum; ``None`` keeps none. Whether gradients are
+        averaged before or after they are preconditioned is up to the rule.
+      update_interval: As in :func:`jorge_optax.jorge`.
+      tiling: As in :func:`jorge_optax.jorge`.
+      numerics: As in :func:`jorge_optax.jorge`.
+      sharding: As in :func:`jorge_optax.jorge`.
+
+    Returns:
+      An :class:`optax.GradientTransformationExtraArgs` with a :class:`JorgeState`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jorge_optax import scale_by_jorge
+      >>> optimizer = optax.chain(
+      ...   scale_by_jorge(update_interval=1), optax.scale_by_learning_rate(0.1)
+      ... )
+      >>> state = optimizer.init({"w": jnp.ones((3, 2))})
+      >>> {key: root.unit.shape for key, root in state[0].roots.left.items()}
+      {'3x2': (1, 3, 3)}
+    """
+    settings = checked_settings(
+        rule=rule,
+        momentum=momentum,
+        length=None,
+        update_interval=update_interval,
+        tiling=tiling,
+        numerics=numerics,
+        sharding=sharding,
+    )
+    others = optax.identity() if momentum is None else average(settings)
+    return executed(transform_tiles(settings, others), settings)
+
+
+def jorge(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float | jax.Array = 0.9,
+    weight_decay: float | jax.Array = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    rule: Rule | None = None,
+    grafting: str | Length | None = "sgd",
+    update_interval: optax.ScalarOrSchedule = 10,
+    tiling: Tiling | None = None,
+    others: optax.GradientTransformation | None = None,
+    numerics: Numerics | str | None = None,
+    sharding: NamedSharding | Spread | Sharded | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Jorge: Shampoo's preconditioning without a matrix inverse.
 
@@ -93,40 +226,27 @@ def jorge(
       rule: How the roots are refreshed and what they are applied to, a :class:`Rule`.
         ``None`` is :class:`BinomialSeries`, the paper's; :class:`Whitening` goes beyond
         the paper.
-      eps: The statistics start as ``eps`` times the identity.
+      grafting: What gives each step its length. ``"sgd"`` is SGD with the same
+        momentum; :class:`jorge_optax.lengths.Adam` is Adam. ``None`` is Algorithm 2
+        without grafting: its steps :math:`\eta m_t` do not shrink with the gradient, so
+        the learning rate must decay.
       update_interval: The roots are refreshed at steps 0, k, 2k, ...: a number k, which
         may be traced, or a schedule of the step.
-      stagger: Whether each step refreshes a part of the tiles, in place of all tiles at
-        every k-th step: a k-th of each stack, and each tile once in k steps. Steps then
-        take about equally long, at the same cost on average. A stack of fewer than k
-        tiles has steps without a refresh. If the interval is traced or a schedule, a
-        tenth of each stack is refreshed at a time, and all of it at once while the
-        interval is below 10.
-      damping: Relative damping: adds ``damping * trace(gram) / m * I`` to each Gram
-        matrix, m x m. The paper has none.
-      grafting: What gives each step its length. ``"sgd"`` is SGD with the same
-        momentum; :class:`jorge_optax.lengths.Adam` is Adam. Any transformation of unit
-        learning rate works, whatever the sign of its steps (``optax.lion(1.0)``);
-        parameters without roots take its own step. ``None`` is Algorithm 2 without
-        grafting: its steps :math:`\eta m_t` do not shrink with the gradient, so the
-        learning rate must decay.
       tiling: How parameters are seen as matrices and cut into tiles, each with its own
         roots and its own grafted norm; ``None`` is ``Tiling()``.
-      root_dtype: Name of the dtype of the roots.
-      accumulator_dtype: Name of the dtype of the momenta; ``None`` is float32, or the
-        dtype of the parameters if that is wider.
-      precision: Precision of the matrix products that apply the roots, at every step,
-        as in :func:`jax.numpy.matmul`; without ``"highest"``, float32 products run in
-        TF32 on recent GPUs. ``None`` is what suits the rule: ``"high"`` for
-        :class:`Whitening`, ``"highest"`` for :class:`BinomialSeries`.
-      refresh_precision: Precision of the matrix products that refresh the roots;
-        ``None`` is that of ``precision``, or ``"highest"`` if that is ``None``, too.
+      others: A complete optimizer for parameters without roots and those left out, with
+        a rate and a decay of its own; those of this function then concern parameters
+        with roots only. ``None`` gives them the step of ``grafting``.
+      numerics: In which dtypes state is kept and in which precision products are
+        computed: a :class:`Numerics`, ``"exact"``, ``"reduced"``, or ``None`` for
+        ``Numerics()``.
       sharding: A :class:`jax.sharding.NamedSharding` whose mesh axes the tiles are
         spread over: each device keeps, refreshes and applies only its share. A
-        :class:`Spread` says more; ``None`` does not spread them.
+        :class:`Spread` says more. :class:`Sharded` is for parameters that are divided
+        themselves (FSDP, tensor parallelism).
 
     Returns:
-      An :class:`optax.GradientTransformationExtraArgs`.
+      An :class:`optax.GradientTransformationExtraArgs`; printing it shows a table.
 
     Examples:
       >>> import jax
@@ -160,89 +280,258 @@ def jorge(
 
     .. seealso:: :func:`jorge_optax.scale_by_jorge`, :func:`jorge_optax.graft`
     """
+    return jorge_with_notes(
+        (),
+        learning_rate=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        rule=rule,
+        grafting=grafting,
+        update_interval=update_interval,
+        tiling=tiling,
+        others=others,
+        numerics=numerics,
+        sharding=sharding,
+    )
+
+
+def jorge_with_notes(
+    notes: tuple[str, ...],
+    *,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float | jax.Array,
+    weight_decay: float | jax.Array,
+    weight_decay_mask: Any,
+    grafting: str | Length | None,
+    others: optax.GradientTransformation | None,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns :func:`jorge`, with notes on what was derived for it, and why."""
     check_learning_rate(learning_rate)
     check_not_negative("weight_decay", weight_decay)
     check_mask(weight_decay_mask)
-    length = _length_of(grafting)
-    spread = spread_of(sharding)
-    tiles = precondition_stacks(
+    check_transformation("others", others)
+    settings = checked_settings(
+        momentum=momentum,
+        length=length_of(grafting),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        others=others,
+        notes=notes,
+        **options,
+    )
+    if others is None and settings.length is None:
+        others = average(settings)
+    elif others is None and settings.length is not None:
+        others = settings.length.transformation(momentum, settings.numerics.momenta)
+    return executed(
+        then_decay_and_rate(transform_tiles(settings, others), settings), settings
+    )
+
+
+def checked_settings(
+    *,
+    rule: Rule | None,
+    momentum: float | jax.Array | None,
+    length: Length | None,
+    update_interval: optax.ScalarOrSchedule,
+    tiling: Tiling | None,
+    numerics: Numerics | str | None,
+    sharding: NamedSharding | Spread | Sharded | None,
+    **rest: Any,
+) -> Settings:
+    """Checks what :func:`jorge` and :func:`scale_by_jorge` share."""
+    if momentum is not None:
+        check_below_one("momentum", momentum)
+    check_interval(update_interval)
+    if not isinstance(tiling, Tiling | None):
+        raise TypeError(f"tiling must be a Tiling or None, got {tiling!r}.")
+    rule = BinomialSeries() if rule is None else check_rule(rule)
+    traced = rule.momentum == "nesterov" or (length is not None and length.uses_trace)
+    return Settings(
         rule=rule,
         momentum=momentum,
-        eps=eps,
-        update_interval=update_interval,
-        stagger=stagger,
-        damping=damping,
-        root_dtype=root_dtype,
-        accumulator_dtype=accumulator_dtype,
-        precision=precision,
-        refresh_precision=refresh_precision,
         length=length,
-    )
-    if length is not None:
-        dtype = canonical_accumulator(accumulator_dtype)
-        others = length.transformation(momentum, dtype)
-    else:
-        others = average_leaves(rule, momentum, accumulator_dtype)
-    factor = getattr(length, "factor", None)
-    step = on_tiles(tiles, others, tiling=tiling, factor=factor, spread=spread)
-    if isinstance(grafting, optax.GradientTransformation):
-        combine = functools.partial(
-            rescale_tiles, tiling=tiling or Tiling(), others=along
-        )
-        step = graft_by(combine, grafting, step)
-    return execute_in_float32(
-        optax.chain(
-            step,
-            _decay(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(as_float(learning_rate)),
-        ),
-        spread,
+        update_interval=update_interval,
+        tiling=tiling or Tiling(),
+        numerics=numerics_of(numerics),
+        layout=layout_of(sharding),
+        averages=momentum is not None and rule.momentum == "paper",
+        traces=momentum is not None and traced,
+        **rest,
     )
 
 
-def _length_of(
-    grafting: str | Length | optax.GradientTransformation | None,
-) -> Length | None:
-    """Returns the length on stacks; None for None and for optax transformations."""
-    if grafting is None or isinstance(grafting, optax.GradientTransformation):
-        return None
-    if isinstance(grafting, str) and grafting == "sgd":
-        return SGD()
-    if isinstance(grafting, Length) and not isinstance(grafting, type):
-        return grafting
-    known = {"adam": "Adam()", "sgd": "SGD()", "shape": "Shape()"}
-    meant = known.get(str(getattr(grafting, "__name__", grafting)).lower())
-    raise ValueError(
-        "grafting must be 'sgd', a length such as jorge_optax.lengths.Adam(), an optax "
-        f"transformation of unit learning rate or None, got {grafting!r}"
-        + (f": write grafting=lengths.{meant}." if meant else ".")
+def average(settings: Settings) -> optax.GradientTransformation:
+    """Returns the momentum of parameters without roots, like that of the tiles."""
+    momentum: Any = settings.momentum
+    dtype = settings.numerics.momenta
+    if settings.rule.momentum == "paper":
+        return optax.ema(momentum, debias=False, accumulator_dtype=dtype)
+    nesterov = optax.trace(momentum, nesterov=True, accumulator_dtype=dtype)
+    return optax.chain(nesterov, optax.scale(1 - momentum))
+
+
+class Memo(dict[Any, Any]):
+    """Remembers the shapes of states by plan.
+
+    Equal to any other, so that tools that compare functions by what they hold do not
+    take two optimizers with the same options for different ones.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Memo)
+
+    def __hash__(self) -> int:
+        return hash(Memo)
+
+
+def transform_tiles(
+    settings: Settings, others: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Steps the tiles of parameters with roots, and leaves the rest to ``others``."""
+    layout, rest, expected = (
+        settings.layout,
+        optax.with_extra_args_support(others),
+        Memo(),
     )
 
+    # Closures, not partials: tools that look into functions see the numbers then.
+    def start(stacks: Stacks, real: dict[str, Real]) -> JorgeState:
+        return start_tiles(settings, stacks, real)
 
-def _decay(weight_decay: Scalar, mask: Mask) -> optax.GradientTransformation:
-    """Returns decoupled decay, which needs the parameters only if it is not 0."""
-    if is_zero(weight_decay):
-        return optax.identity()
-    inner = optax.add_decayed_weights(as_float(weight_decay), mask)
+    def init_tiles(plan: Plan, dtype: Any) -> JorgeState:
+        return layout.init(start, plan, dtype) if plan.shapes else start({}, {})
 
-    def init_fn(params):
-        if callable(mask):
-            check_booleans(mask(params), alone=True)
-        try:
-            return inner.init(params)
-        except ValueError as error:
-            raise ValueError(
-                "weight_decay_mask must be a tree of booleans like the parameters, or "
-                "a function of the parameters that returns one. Its tree differs from "
-                f"theirs: {error}"
-            ) from error
+    def step_leaves(
+        plan: Plan, leaves: list[PyTree], state: JorgeState
+    ) -> tuple[list[PyTree], JorgeState]:
+        step = functools.partial(step_tiles, settings)
+        return layout.update(step, plan, leaves, state)
 
-    def update_fn(updates, state, params=None):
-        if params is None:
-            raise ValueError(
-                f"jorge with weight_decay={weight_decay} needs the parameters (unless "
-                "it is the Python number 0): call update(grads, state, params)."
-            )
-        return inner.update(updates, state, params)
+    def init_fn(params: PyTree) -> JorgeState:
+        check_leave_out(params, settings.tiling.leave_out)
+        plan = layout.plan(params, settings.tiling)
+        _, tree, dtype = split(plan, params)
+        state = init_tiles(plan, dtype)
+        expected[plan, dtype] = jax.eval_shape(lambda: state)
+        return state._replace(others=rest.init(tree))
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    def update_fn(updates, state, params=None, **extra_args):
+        check_gradients(updates, params)
+        plan = layout.plan(updates, settings.tiling)
+        tiles, tree, dtype = split(plan, updates)
+        if (plan, dtype) not in expected:
+            make = functools.partial(init_tiles, plan, dtype)
+            expected[plan, dtype] = jax.eval_shape(make)
+        check_state(expected[plan, dtype], state, plan, updates)
+        check_others(tree, jax.eval_shape(rest.init, tree), state.others)
+        new = state._replace(others=())
+        if plan.shapes:
+            # Jitted, so that an eager update compiles once, and not at every call.
+            run = jax.jit(step_leaves, static_argnums=0, inline=True)
+            tiles, new = run(plan, tiles, new)
+        if settings.length is not None:
+            tiles = [
+                None if leaf is None else settings.length.factor(*own.matrix) * leaf
+                for own, leaf in zip(plan.leaves, tiles, strict=True)
+            ]
+        own_params = None if params is None else split(plan, params)[1]
+        tree, own_state = rest.update(tree, state.others, own_params, **extra_args)
+        remaining = iter(jax.tree.leaves(tree))
+        merged = [next(remaining) if leaf is None else leaf for leaf in tiles]
+        steps = jax.tree.structure(updates).unflatten(merged)
+        return steps, new._replace(others=own_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def split(plan: Plan, tree: PyTree) -> tuple[list[PyTree], PyTree, Any]:
+    """Splits a tree: leaves with roots, else None; the tree without them; the dtype."""
+    leaves, treedef = jax.tree.flatten(tree)
+    pairs = list(zip(plan.leaves, leaves, strict=True))
+    rest = (optax.MaskedNode() if own.grid else leaf for own, leaf in pairs)
+    dtypes = [jax.dtypes.canonicalize_dtype(leaf.dtype) for leaf in leaves]
+    tiles = [leaf if own.grid else None for own, leaf in pairs]
+    return tiles, treedef.unflatten(rest), jnp.result_type(jnp.float32, *dtypes)
+
+
+def executed(
+    inner: optax.GradientTransformation, settings: Settings
+) -> JorgeTransformation:
+    """Runs a transformation in float32 at least, behind a barrier, on any mesh.
+
+    Updates leave in the dtype of the gradients, and the state keeps its dtypes.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> optax.OptState:
+        return settings.layout.place(inner.init(widen_leaves(params)))
+
+    def update(updates, state, params=None, **extra_args):
+        # Parameters are there from the start, and are added to once more.
+        updates, state = wait_for_all((updates, state))
+
+        def run(updates, state, params):
+            wide = widen_leaves(updates)
+            return inner.update(wide, state, widen_leaves(params), **extra_args)
+
+        results = run_in_auto_axes(run, (updates, state), updates, state, params)
+        # The state, too: wide gradients would widen the momenta of narrow parameters.
+        return jax.tree.map(_cast_like, results, (updates, state))
+
+    vars(update)["settings"] = settings
+    return JorgeTransformation(init, update)
+
+
+def wait_for_all(tree: PyTree) -> PyTree:
+    """Prevents XLA from interleaving the update with the backward pass.
+
+    XLA would update a parameter as soon as its gradient is known, and so spread the
+    update over as many CUDA graphs as there are convolutions. Behind this barrier the
+    update is one CUDA graph.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    if traced:
+        barred = jax.lax.optimization_barrier([leaves[i] for i in traced])
+        for i, leaf in zip(traced, barred, strict=True):
+            leaves[i] = leaf
+    return treedef.unflatten(leaves)
+
+
+def run_in_auto_axes(
+    function: Callable[..., PyTree], like: PyTree, *arguments: PyTree
+) -> PyTree:
+    """Calls a function under automatic sharding, also on a mesh with explicit axes.
+
+    On explicit axes every reshape and matrix product must say how its result is
+    sharded. A stack mixes tiles of differently sharded parameters, so that is left to
+    the compiler. The results are sharded as the leaves of ``like``.
+    """
+    axis_types = jax.sharding.get_abstract_mesh().axis_types
+    if jax.sharding.AxisType.Explicit not in axis_types:
+        return function(*arguments)
+    shardings = jax.tree.map(lambda x: jax.typeof(x).sharding, like)
+    return jax.sharding.auto_axes(function, out_sharding=shardings)(*arguments)
+
+
+def widen_leaves(tree: PyTree) -> PyTree:
+    """Casts floating-point leaves of 16 bits to float32."""
+
+    def widen_leaf(leaf: PyTree) -> PyTree:
+        narrow = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        if not narrow or jnp.dtype(leaf.dtype).itemsize != 2:
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(dtype=jnp.dtype("float32"))
+        return leaf.astype(jnp.float32)
+
+    return jax.tree.map(widen_leaf, tree)
+
+
+def _cast_like(new: jax.Array, old: jax.Array) -> jax.Array:
+    dtype = jax.dtypes.canonicalize_dtype(old.dtype)
+    return new if new.dtype == dtype else new.astype(dtype)

@@ -1,151 +1,399 @@
-"""The protocol of a rule: how roots start, are refreshed, and are applied."""
+"""The protocol of a rule, and how a rule of one matrix runs on stacks of tiles."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
-from jorge_optax._checks import check_input
-from jorge_optax._types import (
-    Dtype,
-    Input,
-    Precision,
-    PyTree,
-    Scalar,
-    Sides,
-    Stacks,
-)
+from jorge_optax._errors import canonical_dtype, check_precision
+from jorge_optax._tiles import PyTree, Real, Stacks
 
 
-class Preconditioner(NamedTuple):
-    """What a rule keeps between steps.
+class Sides(NamedTuple):
+    """What is kept for the left and the right sides of all tiles.
 
     Attributes:
-      roots: Tile shape ``"RxC"`` to the two matrices that each tile of that shape is
-        multiplied by: left ``[n, R, R]`` and right ``[n, C, C]``.
-      statistics: Any pytree of arrays that the rule needs beside the roots.
+      left: Stack to the roots of the sides of R rows, any pytree with ``[n, ...]``.
+      right: Stack to the roots of the sides of C columns.
     """
 
-    roots: dict[str, Sides]
-    statistics: PyTree
+    left: dict[str, PyTree]
+    right: dict[str, PyTree]
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """How the roots of all tiles start, are refreshed, and are applied.
-
-    :class:`BinomialSeries` is the paper's rule. Any object with these members is a
-    rule, for example a frozen dataclass of numbers. A rule works on all stacks of tiles
-    at once, ``{"RxC": [n, R, C]}``.
+class Root(NamedTuple):
+    """A matrix ``exp(log_scale) * unit``, whose scale cannot overflow.
 
     Attributes:
-      preconditions: What the roots are applied to. ``"gradient"``: to the gradient, and
-        the results are averaged by the momentum, as in the paper. ``"momentum"`` and
-        ``"nesterov"``: to the momentum of the gradients, or to Nesterov's.
-      early_refreshes: Optional. The roots are refreshed at each of so many first steps,
-        whatever the interval.
-      precision: Optional. The option ``precision`` of :func:`jorge` where that is
-        ``None``; ``"highest"`` without it.
+      unit: ``[m, m]``, of a norm that the rule fixes; zero on padded rows.
+      log_scale: ``[]``, in float32 or wider.
+    """
+
+    unit: jax.Array
+    log_scale: jax.Array
+
+
+# Scales of directions are cut off at e^44, the root of the largest float32.
+MAX_LOG = 44.0
+
+
+class Rounding(NamedTuple):
+    """How precise a refresh is.
+
+    Attributes:
+      dtype: The dtype that roots are kept in.
+      products: Relative rounding error of the matrix products that refresh them.
+    """
+
+    dtype: np.dtype
+    products: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """In which dtypes state is kept, and in which precision products are computed.
+
+    ``numerics="exact"`` is ``Numerics(apply="highest")``. ``numerics="reduced"`` is
+    ``Numerics("bfloat16", "bfloat16", "default")``: half the memory, and the products
+    of every step in TF32 or bfloat16.
+
+    Attributes:
+      roots: Name of the dtype of the roots.
+      momenta: Name of the dtype of the momenta; ``None`` is float32, or the dtype of
+        the parameters if that is wider.
+      apply: Precision of the products that apply the roots, at every step, as in
+        :func:`jax.numpy.matmul`; without ``"highest"``, float32 products run in TF32 on
+        recent GPUs. ``None`` is what suits the rule: ``"high"`` for :class:`Whitening`,
+        ``"highest"`` for :class:`BinomialSeries`.
+      refresh: Precision of the products that refresh the roots.
 
     Examples:
-      A rule that whitens each row by its own running mean square:
+      >>> from jorge_optax import Numerics, jorge
+      >>> optimizer = jorge(0.1, numerics=Numerics(roots="bfloat16"))
+    """
+
+    roots: str = "float32"
+    momenta: str | None = None
+    apply: str | None = None
+    refresh: str = "highest"
+
+    def __post_init__(self) -> None:
+        """Checks dtypes and precisions."""
+        canonical_dtype("Numerics.roots", self.roots)
+        if self.momenta is not None:
+            canonical_dtype("Numerics.momenta", self.momenta)
+        check_precision("Numerics.apply", self.apply or "highest")
+        check_precision("Numerics.refresh", self.refresh)
+
+    def rounding(self) -> Rounding:
+        """Returns how precise a refresh is: TF32 has 11 bits, bfloat16 has 8."""
+        dtype = jnp.dtype(self.roots)
+        wide = jnp.promote_types(dtype, jnp.float32)
+        own = float(jnp.finfo(wide).eps) / 2
+        high, default = jax.lax.Precision.HIGH, jax.lax.Precision.DEFAULT
+        least = {high: 2.0**-11, default: 2.0**-8}
+        return Rounding(
+            dtype, max(own, least.get(jax.lax.Precision(self.refresh), 0.0))
+        )
+
+
+NUMERICS = {
+    "exact": Numerics(apply="highest"),
+    "reduced": Numerics("bfloat16", "bfloat16", "default"),
+}
+
+
+class Rule:
+    """How roots start, are refreshed, and are applied, for one matrix.
+
+    :class:`BinomialSeries` is the paper's rule, :class:`Whitening` the recommended one.
+    A rule of one's own derives from this class, best as a frozen dataclass of numbers.
+    Each method takes one tile or one side of it; the caller vmaps it. Padded rows and
+    columns of a tile are zero, and a root must keep them zero.
+
+    Attributes:
+      momentum: ``"paper"`` preconditions each gradient and averages the results;
+        ``"nesterov"`` preconditions Nesterov's momentum of the gradients.
+      early_refreshes: The roots are refreshed at each of so many first steps, whatever
+        the interval.
+      precision: Precision of the products that apply the roots, where
+        :class:`Numerics` leaves it open.
+      risk: Roots whose least eigenvalue is below so many rounding errors of the largest
+        are reported by :func:`diagnostics`; 0 for rules that bound their rounding.
+
+    Examples:
+      A rule that divides each row by its own running root mean square:
 
       >>> import dataclasses
       >>> import jax
       >>> import jax.numpy as jnp
-      >>> from jorge_optax import Preconditioner, Sides, jorge
+      >>> from jorge_optax import Rule, jorge
       >>> @dataclasses.dataclass(frozen=True)
-      ... class RowScaling:
-      ...   preconditions = "nesterov"
+      ... class RowScaling(Rule):
+      ...   decay: float = 0.9
       ...
-      ...   def init(self, tiles, *, eps, dtype):
-      ...     ones = {
-      ...       key: Sides(jnp.ones(tile.shape[:2], dtype), jnp.ones(0, dtype))
-      ...       for key, tile in tiles.items()
-      ...     }
-      ...     return Preconditioner(ones, ())
+      ...   def init(self, real, dtype):
+      ...     return real.astype(dtype)  # of each row, its mean square
       ...
-      ...   def refresh(self, kept, gradients, momenta, *, damping, precision):
-      ...     roots = {
-      ...       key: Sides(jax.lax.rsqrt(jnp.mean(g * g, 2) + 1e-12), right)
-      ...       for (key, (_, right)), g in zip(kept.roots.items(), gradients.values())
-      ...     }
-      ...     return Preconditioner(roots, ())
+      ...   def observe(self, left, right, gradient, log_size):
+      ...     size = jnp.exp(2 * log_size)
+      ...     square = gradient * gradient * size
+      ...     return jnp.mean(square, 1), jnp.mean(square, 0)
       ...
-      ...   def precondition(self, kept, matrices, *, precision):
-      ...     left = {key: root.left[:, :, None] for key, root in kept.roots.items()}
-      ...     return {key: left[key] * tiles for key, tiles in matrices.items()}
+      ...   def refresh(self, root, seen, real, rounding):
+      ...     return self.decay * root + (1 - self.decay) * seen
+      ...
+      ...   def precondition(self, left, right, matrix, log_size):
+      ...     scaled = matrix * jax.lax.rsqrt(left + 1e-12)[:, None]
+      ...     return jnp.exp(log_size) * scaled
+      ...
+      ...   def matrix(self, root):
+      ...     return jnp.diag(jax.lax.rsqrt(root + 1e-12))
       >>> optimizer = jorge(0.1, rule=RowScaling())
       >>> state = optimizer.init({"w": jnp.ones((3, 2))})
     """
 
-    @property
-    def preconditions(self) -> Input:
-        """What the roots are applied to."""
-        ...
+    momentum: ClassVar[Literal["paper", "nesterov"]] = "nesterov"
+    early_refreshes: int = 0
+    precision: ClassVar[str] = "highest"
+    risk: ClassVar[float] = 0.0
 
-    def init(
-        self, tiles: dict[str, jax.ShapeDtypeStruct], *, eps: Scalar, dtype: Dtype
-    ) -> Preconditioner:
-        """Returns what the rule keeps before the first step.
+    def init(self, real: jax.Array, dtype: np.dtype) -> PyTree:
+        """Returns the root of one side before the first step.
 
         Args:
-          tiles: Shape ``[n, R, C]`` and dtype of each stack.
-          eps: The option ``eps`` of :func:`jorge`.
-          dtype: The option ``root_dtype``.
+          real: ``[m]``, one for real rows and zero for padded ones.
+          dtype: The dtype to keep the root in.
         """
-        ...
+        raise NotImplementedError
+
+    def observe(
+        self, left: PyTree, right: PyTree, gradient: jax.Array, log_size: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        """Returns what each side has to see of a gradient to be refreshed.
+
+        Args:
+          left: The root of the left side, in float32 or wider.
+          right: The root of the right side.
+          gradient: ``[R, C]``, finite, divided by its largest entry.
+          log_size: The logarithm of that entry.
+        """
+        raise NotImplementedError
 
     def refresh(
-        self,
-        kept: Preconditioner,
-        gradients: Stacks,
-        momenta: Stacks | None,
-        *,
-        damping: Scalar,
-        precision: Precision,
-    ) -> Preconditioner:
-        """Refreshes the roots; runs in a conditional, every ``update_interval`` steps.
+        self, root: PyTree, seen: PyTree, real: jax.Array, rounding: Rounding
+    ) -> PyTree:
+        """Returns the new root of one side, in any dtype.
 
-        With ``stagger`` it runs on parts of the stacks, and then what a rule keeps must
-        have the tiles along the first axis, in dicts by stack; other arrays are passed
-        on from part to part.
+        Sides of equal length are refreshed together, so this must not depend on which
+        side it is. It runs in a conditional; a tile whose gradient is zero or not
+        finite keeps its old roots.
 
         Args:
-          kept: What the rule keeps; the result has the same shapes and dtypes.
-          gradients: The gradients of this step.
-          momenta: The sum ``s = g + momentum * s`` of the gradients so far; ``None``
-            where the rule preconditions the gradient.
-          damping: The option ``damping`` of :func:`jorge`.
-          precision: Precision of matrix products.
+          root: The old root, in float32 or wider.
+          seen: What :meth:`observe` returned for this side.
+          real: ``[m]``, one for real rows and zero for padded ones.
+          rounding: How precise the refresh is.
         """
-        ...
+        raise NotImplementedError
 
-    def precondition(
-        self, kept: Preconditioner, matrices: Stacks, *, precision: Precision
-    ) -> Stacks:
-        """Returns the directions; runs at every step.
+    def precondition(self, left: PyTree, right: PyTree, matrix: jax.Array) -> jax.Array:
+        """Returns the direction of a gradient or momentum ``[R, C]``, at every step."""
+        raise NotImplementedError
+
+    def adapt_init(self, tile: jax.Array) -> PyTree:
+        """Returns what :meth:`adapt` keeps for a tile of this shape and dtype."""
+        del tile
+        return ()
+
+    def adapt(
+        self, state: PyTree, direction: jax.Array, *, count: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Changes a direction at every step, before it gets its length.
 
         Args:
-          kept: What the rule keeps, refreshed if a refresh was due.
-          matrices: What ``preconditions`` says.
-          precision: Precision of matrix products.
+          state: What :meth:`adapt_init` or the last step returned.
+          direction: ``[R, C]``.
+          count: Number of this step, from 1.
         """
-        ...
+        del count
+        return direction, state
+
+    def matrix(self, root: PyTree) -> jax.Array:
+        """Returns the matrix ``[m, m]`` that a root stands for, for diagnostics."""
+        return jnp.exp(root.log_scale) * root.unit
+
+    def report(self, root: PyTree, seen: PyTree) -> dict[str, jax.Array]:
+        """Returns further numbers of one side and one gradient, for diagnostics."""
+        del root, seen
+        return {}
 
 
 def check_rule(rule: object) -> Rule:
     """Returns a rule as it is; raises TypeError unless it is one."""
-    if isinstance(rule, type) or not isinstance(rule, Rule):
-        known = {"binomialseries": "BinomialSeries()", "whitening": "Whitening()"}
-        known["composite"] = "Whitening(), which has replaced that rule"
-        found = f"the class {rule.__name__}" if isinstance(rule, type) else repr(rule)
-        meant = known.get(str(getattr(rule, "__name__", rule)).lower())
+    if isinstance(rule, Rule):
+        return rule
+    known = {"binomialseries": "BinomialSeries()", "whitening": "Whitening()"}
+    is_class = isinstance(rule, type)
+    found = f"the class {rule.__name__}" if is_class else repr(rule)
+    meant = known.get((rule.__name__ if is_class else str(rule)).lower())
+    raise TypeError(
+        "rule must be BinomialSeries(), which is the paper's rule, Whitening(), an "
+        f"instance of another jorge_optax.Rule, or None, got {found}"
+        + (f": write rule={meant}." if meant else ".")
+    )
+
+
+def numerics_of(numerics: Numerics | str | None) -> Numerics:
+    """Returns the numerics that an option names."""
+    named = {
+        "exact": Numerics(apply="highest"),
+        "reduced": Numerics("bfloat16", "bfloat16", "default"),
+    }
+    if isinstance(numerics, str) and numerics in named:
+        return named[numerics]
+    if not isinstance(numerics, Numerics | None):
         raise TypeError(
-            "rule must be BinomialSeries(), which is the paper's rule, Whitening(), "
-            "another object with the members of jorge_optax.Rule, or None, got "
-            f"{found}" + (f": write rule={meant}." if meant else ".")
+            "numerics must be a jorge_optax.Numerics, 'exact', 'reduced' or None, got "
+            f"{numerics!r}."
         )
-    check_input(f"{type(rule).__name__}.preconditions", rule.preconditions)
-    return rule
+    return numerics or Numerics()
+
+
+def by_length(
+    function: Callable[..., PyTree], sides: Sequence[tuple[PyTree, ...]]
+) -> list[PyTree]:
+    """Applies a function of one side to stacks of sides, equal lengths in one vmap.
+
+    Args:
+      function: Takes the arguments of one side.
+      sides: For each stack of sides the arguments, ``[n, ...]``.
+
+    Returns:
+      For each stack of sides the results, ``[n, ...]``.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, side in enumerate(sides):
+        key = tuple(x.shape[1:] for x in jax.tree.leaves(side))
+        groups.setdefault(key, []).append(i)
+    joined = [
+        jax.tree.map(lambda *x: jnp.concatenate(x), *(sides[i] for i in group))
+        for group in groups.values()
+    ]
+    mapped = [jax.vmap(function)(*own) for own in joined]
+    results: dict[int, PyTree] = {}
+    for group, result in zip(groups.values(), mapped, strict=True):
+        ends = np.cumsum([len(jax.tree.leaves(sides[i])[0]) for i in group])
+        for i, start, end in zip(group, [0, *ends], ends, strict=False):
+            results[i] = jax.tree.map(lambda x, s=start, e=end: x[s:e], result)
+    return [results[i] for i in range(len(sides))]
+
+
+def start_roots(
+    rule: Rule, stacks: Stacks, real: dict[str, Real], dtype: np.dtype
+) -> Sides:
+    """Starts the roots of all tiles of stacks of zeros (line 1 of Algorithm 2)."""
+    init = jax.vmap(functools.partial(rule.init, dtype=dtype))
+    left, right = masks(stacks, real)
+    return Sides(
+        {k: init(left[k]) for k in stacks}, {k: init(right[k]) for k in stacks}
+    )
+
+
+def refresh_roots(
+    rule: Rule,
+    rounding: Rounding,
+    roots: Sides,
+    gradients: Stacks,
+    real: dict[str, Real],
+) -> Sides:
+    """Refreshes the roots of all tiles (lines 5 to 8 of Algorithm 2).
+
+    A tile whose gradient is zero, subnormal or not finite keeps its roots.
+    """
+    dtype = jnp.promote_types(rounding.dtype, jnp.float32)
+    wide = optax.tree_utils.tree_cast(roots, dtype)
+    split = {k: jax.vmap(split_size)(g.astype(dtype)) for k, g in gradients.items()}
+    usable = {key: own for key, (*_, own) in split.items()}
+    units = {
+        key: jnp.where(usable[key][:, None, None], unit, 1)
+        for key, (unit, *_) in split.items()
+    }
+    seen = {
+        key: jax.vmap(rule.observe)(
+            wide.left[key], wide.right[key], unit, split[key][1]
+        )
+        for key, unit in units.items()
+    }
+    sides = [
+        (own[key], seen[key][i], mask[key])
+        for i, (own, mask) in enumerate(zip(wide, masks(units, real), strict=True))
+        for key in units
+    ]
+    new = iter(by_length(functools.partial(rule.refresh, rounding=rounding), sides))
+    kept = (
+        {key: jax.vmap(choose)(usable[key], next(new), own[key]) for key in units}
+        for own in roots
+    )
+    return Sides(*kept)
+
+
+def apply_roots(
+    rule: Rule, roots: Sides, matrices: Stacks, adapted: PyTree, count: jax.Array
+) -> tuple[Stacks, PyTree]:
+    """Returns the directions of all tiles (line 11), and what the rule adapts."""
+    split = {key: jax.vmap(split_size)(own) for key, own in matrices.items()}
+    wide = {
+        key: optax.tree_utils.tree_cast((roots.left[key], roots.right[key]), own.dtype)
+        for key, own in matrices.items()
+    }
+    directions = {
+        key: jax.vmap(rule.precondition)(*wide[key], unit, log_size)
+        for key, (unit, log_size, _) in split.items()
+    }
+    adapt = jax.vmap(functools.partial(rule.adapt, count=count))
+    pairs = {key: adapt(adapted[key], own) for key, own in directions.items()}
+    return {k: own for k, (own, _) in pairs.items()}, {
+        k: a for k, (_, a) in pairs.items()
+    }
+
+
+def masks(stacks: Stacks, real: dict[str, Real]) -> list[dict[str, jax.Array]]:
+    """Returns for each side of the tiles ``[n, m]``: one for real rows, else zero."""
+    return [
+        {
+            key: (
+                jnp.arange(own.shape[1 + i]) < jnp.asarray(real[key][i])[:, None]
+            ).astype(own.dtype)
+            for key, own in stacks.items()
+        }
+        for i in range(2)
+    ]
+
+
+def choose(usable: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Returns the new root, or the old one of a tile that has no usable gradient."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(usable, new.astype(old.dtype), old), new, old
+    )
+
+
+def split_size(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Divides a matrix by its largest entry, so that sums of squares stay in range.
+
+    Returns:
+      The quotient, the logarithm of the entry, and whether that is usable: finite and
+      larger than the subnormal numbers. Else the matrix stays as it is.
+    """
+    # A constant to differentiation: what is divided by it is multiplied by it later.
+    size = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
+    usable = (size >= jnp.finfo(matrix.dtype).tiny) & jnp.isfinite(size)
+    size = jnp.where(usable, size, 1)
+    return matrix / size, jnp.log(size), usable

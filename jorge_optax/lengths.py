@@ -1,78 +1,82 @@
-"""Lengths of the step: what gives each tile's step its norm.
+"""Lengths of the step: what gives each tile's step its norm (grafting).
 
 A length is passed to :func:`jorge_optax.jorge` as ``grafting``. The step of a tile has
 the direction of the rule and the norm of what the length computes; parameters without
-roots take the length's own step. What a length accumulates lives on the stacks of
-tiles, beside the roots. Where the rule already keeps the momentum of the gradients, a
-length uses that momentum and keeps none of its own.
+roots take the length's own step. Each length is written for one tile.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jorge_optax._checks import as_float, check_below_one, check_positive
-from jorge_optax._numerics import hide_origin, safe_sqrt, split_scales
-from jorge_optax._types import Dtype, PyTree, Scalar, Stacks
+from jorge_optax._errors import as_float, check_below_one, check_positive
+from jorge_optax._rule import split_size
+from jorge_optax._tiles import PyTree
 
 __all__ = ("SGD", "Adam", "Length", "Shape")
 
 
-@runtime_checkable
-class Length(Protocol):
+class Tile(NamedTuple):
+    """What a length may measure of a tile.
+
+    Attributes:
+      gradient: ``[R, C]``.
+      trace: ``[R, C]``, the sum ``s = g + momentum * s`` of the gradients, this one
+        included; the gradient where that is not kept.
+      entries: Number of real entries, the others being padding.
+      momentum: The decay rate of the trace.
+      count: Number of this step, from 1.
+    """
+
+    gradient: jax.Array
+    trace: jax.Array
+    entries: jax.Array
+    momentum: float | jax.Array
+    count: jax.Array
+
+
+class Length:
     """What gives each tile's step its norm.
 
     Attributes:
-      uses_momentum: Optional. ``False`` if :meth:`measure` does without the momentum;
-        it is then called for rules that keep none, too.
-      factor: Optional. Function of the rows and columns of a parameter's matrix that
-        gives the number by which the step of the whole parameter is multiplied; no
-        function, or ``None``, stands for 1.
+      uses_trace: Whether :meth:`measure` uses the momentum of the gradients.
     """
 
+    uses_trace: ClassVar[bool] = True
+
     def transformation(
-        self, momentum: Scalar, accumulator_dtype: Dtype | None
+        self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
     ) -> optax.GradientTransformation:
         """Returns the optimizer of unit learning rate whose steps are measured."""
-        ...
+        raise NotImplementedError
 
-    def init(self, tiles: PyTree) -> PyTree:
-        """Returns what :meth:`measure` accumulates beside the shared momentum."""
-        ...
+    def init(self, tile: jax.Array) -> PyTree:
+        """Returns what :meth:`measure` keeps for a tile of this shape and dtype."""
+        del tile
+        return ()
 
-    def measure(
-        self,
-        state: PyTree,
-        gradients: Stacks,
-        momenta: Stacks,
-        *,
-        momentum: Scalar,
-        count: jax.Array,
-    ) -> tuple[Stacks, PyTree]:
-        """Computes the same steps from the momentum that the rule keeps.
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
+        """Computes the step of a tile whose norm is taken, and the new state.
 
-        Args:
-          state: What :meth:`init` returned.
-          gradients: The gradients of this step.
-          momenta: The sums ``s = g + momentum * s``, this step's gradient included.
-          momentum: Their decay rate.
-          count: Number of this step, from 1.
-
-        Returns:
-          The steps and the new state. Of a step only the norm counts, unless the
-          direction of the rule is out of range: then the step itself is taken.
+        Of the step only the norm counts, unless the direction of the rule is zero or
+        not finite: then the step itself is taken.
         """
-        ...
+        raise NotImplementedError
+
+    def factor(self, rows: int, columns: int) -> float | jax.Array:
+        """Returns what the step of a whole matrix of this shape is multiplied by."""
+        del rows, columns
+        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class SGD:
+class SGD(Length):
     """The length of the step of SGD with momentum; ``grafting="sgd"``.
 
     Attributes:
@@ -91,38 +95,24 @@ class SGD:
         """Checks the option."""
         check_positive("lengths.SGD.scale", self.scale)
 
-    @property
-    def factor(self) -> Callable[[int, int], float] | None:
-        """Gives every matrix the same factor; ``None`` for 1."""
-        return _constant(self.scale)
-
     def transformation(
-        self, momentum: Scalar, accumulator_dtype: Dtype | None
+        self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
     ) -> optax.GradientTransformation:
         """Returns SGD's momentum."""
-        return optax.trace(momentum, accumulator_dtype=accumulator_dtype)
+        return optax.trace(momentum, accumulator_dtype=momenta_dtype)
 
-    def init(self, tiles: PyTree) -> PyTree:
-        """Returns an empty state: the shared momentum suffices."""
-        del tiles
-        return ()
-
-    def measure(
-        self,
-        state: PyTree,
-        gradients: Stacks,
-        momenta: Stacks,
-        *,
-        momentum: Scalar,
-        count: jax.Array,
-    ) -> tuple[Stacks, PyTree]:
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
         """Returns the momentum."""
-        del gradients, momentum, count
-        return momenta, state
+        return tile.trace, state
+
+    def factor(self, rows: int, columns: int) -> float | jax.Array:
+        """Returns the scale."""
+        del rows, columns
+        return self.scale
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam:
+class Adam(Length):
     """The length of Adam's step, whose ``b1`` is the momentum.
 
     Attributes:
@@ -136,8 +126,8 @@ class Adam:
       >>> optimizer = jorge(3e-4, grafting=lengths.Adam(b2=0.95))
     """
 
-    b2: float = 0.999
-    eps: float = 1e-8
+    b2: float | jax.Array = 0.999
+    eps: float | jax.Array = 1e-8
     scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -146,51 +136,39 @@ class Adam:
         check_positive("lengths.Adam.eps", self.eps)
         check_positive("lengths.Adam.scale", self.scale)
 
-    @property
-    def factor(self) -> Callable[[int, int], float] | None:
-        """Gives every matrix the same factor; ``None`` for 1."""
-        return _constant(self.scale)
-
     def transformation(
-        self, momentum: Scalar, accumulator_dtype: Dtype | None
+        self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
     ) -> optax.GradientTransformation:
         """Returns Adam with unit learning rate."""
+        eps: Any = as_float(self.eps)
         return optax.scale_by_adam(
-            momentum, self.b2, as_float(self.eps), mu_dtype=accumulator_dtype
+            momentum,  # pyright: ignore[reportArgumentType]
+            self.b2,  # pyright: ignore[reportArgumentType]
+            eps,
+            mu_dtype=momenta_dtype,
         )
 
-    def init(self, tiles: PyTree) -> PyTree:
-        """Returns second moments of zero."""
-        return jax.tree.map(lambda tile: jnp.zeros(tile.shape, tile.dtype), tiles)
+    def init(self, tile: jax.Array) -> jax.Array:
+        """Returns a second moment of zero."""
+        return jnp.zeros_like(tile)
 
-    def measure(
-        self,
-        state: PyTree,
-        gradients: Stacks,
-        momenta: Stacks,
-        *,
-        momentum: Scalar,
-        count: jax.Array,
-    ) -> tuple[Stacks, PyTree]:
-        """Computes Adam's step from the momentum and a second moment."""
-        second = jax.tree.map(
-            lambda nu, g: self.b2 * nu + (1 - self.b2) * jnp.square(g), state, gradients
-        )
-        first_weight = (1 - momentum) / (1 - jnp.power(momentum, count))
-        second_weight = 1 / (1 - jnp.power(self.b2, count))
-        eps = as_float(self.eps)
-        steps = jax.tree.map(
-            lambda s, nu: (
-                first_weight * s / (safe_sqrt(second_weight * nu) + eps)
-            ).astype(s.dtype),
-            momenta,
-            second,
-        )
-        return steps, second
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
+        """Returns Adam's step, with the second moment as state."""
+        b1, count, gradient = tile.momentum, tile.count, tile.gradient
+        state = self.b2 * state + (1 - self.b2) * jnp.square(gradient)
+        first = (1 - b1) / (1 - b1**count)
+        second = state / (1 - self.b2**count)
+        step = first * tile.trace / (jnp.sqrt(second) + as_float(self.eps))
+        return step.astype(gradient.dtype), state.astype(gradient.dtype)
+
+    def factor(self, rows: int, columns: int) -> float | jax.Array:
+        """Returns the scale."""
+        del rows, columns
+        return self.scale
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Shape(Length):
     """A length by shape alone: a root mean square of one over the root of the rows.
 
     The rows of a parameter's matrix are its inputs, so each step changes the outputs of
@@ -209,56 +187,171 @@ class Shape:
     """
 
     others: float = 0.1
-    b2: float = 0.95
-    uses_momentum: ClassVar[bool] = False
+    b2: float | jax.Array = 0.95
+    uses_trace: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Checks the options."""
         check_positive("lengths.Shape.others", self.others)
         check_below_one("lengths.Shape.b2", self.b2)
 
-    def factor(self, rows: int, columns: int) -> float:
-        """Returns the root mean square of the steps of a matrix."""
-        del columns
-        return rows**-0.5
-
     def transformation(
-        self, momentum: Scalar, accumulator_dtype: Dtype | None
+        self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
     ) -> optax.GradientTransformation:
         """Returns Adam, for parameters without roots."""
-        adam = optax.scale_by_adam(momentum, self.b2, mu_dtype=accumulator_dtype)
+        adam = Adam(self.b2).transformation(momentum, momenta_dtype)
         return optax.chain(adam, optax.scale(as_float(self.others)))
 
-    def init(self, tiles: PyTree) -> PyTree:
-        """Returns an empty state."""
-        del tiles
-        return ()
-
-    def measure(
-        self,
-        state: PyTree,
-        gradients: Stacks,
-        momenta: Stacks,
-        *,
-        momentum: Scalar,
-        count: jax.Array,
-    ) -> tuple[Stacks, PyTree]:
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
         """Returns the momentum at a root mean square of one; ``factor`` does the rest.
 
         A tile whose momentum is zero has no step.
         """
-        del momentum, count
-        moved = momenta or gradients
-        if not moved:
-            return {}, state
-        units = split_scales([hide_origin(x) for x in moved.values()])
-        norms = [safe_sqrt(jnp.mean(jnp.square(unit), (1, 2))) for unit, _ in units]
-        steps = {
-            key: unit / jnp.where(norm > 0, norm, 1)[:, None, None]
-            for key, (unit, _), norm in zip(moved, units, norms, strict=True)
-        }
-        return steps, state
+        unit, _, _ = split_size(tile.trace)
+        square = jnp.maximum(jnp.sum(jnp.square(unit)), jnp.finfo(unit.dtype).tiny)
+        return unit * jnp.sqrt(tile.entries / square), state
+
+    def factor(self, rows: int, columns: int) -> float | jax.Array:
+        """Returns the root mean square of the steps of a matrix."""
+        del columns
+        return rows**-0.5
 
 
-def _constant(scale: float) -> Callable[[int, int], float] | None:
-    return None if scale == 1 else lambda rows, columns: as_float(scale)
+def graft_tile(
+    length: Length, state: PyTree, direction: jax.Array, *tile: Any, **options: Any
+) -> tuple[jax.Array, PyTree]:
+    """Gives a direction the length of a step (A.2 of the paper)."""
+    step, state = length.measure(state, Tile(*tile, **options))
+    return rescale(step, direction), state
+
+
+def rescale(step: jax.Array, direction: jax.Array) -> jax.Array:
+    """Returns the direction at the norm of a step.
+
+    Norms are those of arrays divided by their largest entries, so that they neither
+    overflow nor underflow.
+
+    Args:
+      step: Array whose norm counts.
+      direction: Array whose direction counts.
+
+    Returns:
+      The grafted step; the step itself where the direction is zero or not finite.
+      Entries are cut off at the largest number of the dtype.
+    """
+    # Behind a barrier: XLA would rewrite (a / b) / size as a / (b * size), where the
+    # product may underflow.
+    step, direction = jax.lax.optimization_barrier((step, direction))
+    tiny, most = jnp.finfo(step.dtype).tiny, jnp.finfo(step.dtype).max
+    size, largest = jnp.max(jnp.abs(step)), jnp.max(jnp.abs(direction))
+    own = step / jnp.maximum(size, tiny)
+    unit = direction / jnp.maximum(largest, tiny)
+    squares = jnp.stack([jnp.sum(jnp.square(own)), jnp.sum(jnp.square(unit))])
+    length, norm = jnp.sqrt(jnp.maximum(squares, tiny))
+    usable = (largest >= tiny) & jnp.isfinite(largest)
+    grafted = jnp.where(usable, unit * (length / norm), own)
+    return jnp.clip(grafted * jnp.maximum(size, tiny), -most, most)
+
+
+class GraftState(NamedTuple):
+    """The states of the two grafted transformations."""
+
+    magnitude: PyTree
+    direction: PyTree
+
+
+def graft(
+    magnitude: optax.GradientTransformation, direction: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    r"""Combines the length of one step with the direction of another.
+
+    For each parameter, with :math:`a` the result of ``magnitude`` and :math:`b` the
+    result of ``direction``,
+
+    .. math::
+
+      u = \|a\|_F \, \frac{b}{\|b\|_F},
+
+    and :math:`u = 0` where :math:`b = 0`. Only the length of :math:`a` counts, so
+    ``magnitude`` may or may not flip the sign (``optax.trace(0.9)`` and
+    ``optax.sgd(1.0, 0.9)`` do the same); the sign of the result is that of
+    ``direction``. Give ``magnitude`` a learning rate of one and scale afterwards.
+
+    Args:
+      magnitude: Transformation that gives the length of the step.
+      direction: Transformation that gives the direction of the step.
+
+    Returns:
+      An :class:`optax.GradientTransformationExtraArgs`; extra arguments go to both.
+
+    Examples:
+      Adam's direction, at the length of SGD's steps:
+
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from jorge_optax import graft
+      >>> optimizer = optax.chain(
+      ...   graft(optax.trace(0.9), optax.scale_by_adam()),
+      ...   optax.scale_by_learning_rate(0.1),
+      ... )
+      >>> params = {"w": jnp.zeros((2, 2))}
+      >>> grads = {"w": jnp.array([[3.0, 0.0], [0.0, 4.0]])}
+      >>> updates, _ = optimizer.update(grads, optimizer.init(params), params)
+      >>> print(jnp.diag(updates["w"]).round(3))
+      [-0.354 -0.354]
+
+    References:
+      Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
+      <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
+    """
+    for name, tx in (("magnitude", magnitude), ("direction", direction)):
+        if not isinstance(tx, optax.GradientTransformation):
+            raise TypeError(
+                f"graft: {name} must be an optax.GradientTransformation, got {tx!r}."
+            )
+    magnitude = optax.with_extra_args_support(magnitude)
+    direction = optax.with_extra_args_support(direction)
+
+    def combine(step: jax.Array, along: jax.Array) -> jax.Array:
+        if not along.size:
+            return along
+        wide = jnp.promote_types(along.dtype, jnp.float32)
+        grafted = rescale(step.astype(wide), along.astype(wide))
+        # Zero stays zero, and NaN stays NaN.
+        usable = split_size(along.astype(wide))[2]
+        return jnp.where(usable, grafted, along).astype(along.dtype)
+
+    def init_fn(params):
+        # The direction first: its error messages are the more helpful ones.
+        direction_state = direction.init(params)
+        return GraftState(magnitude.init(params), direction_state)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        directions, direction_state = direction.update(
+            updates, state.direction, params, **extra_args
+        )
+        steps, magnitude_state = magnitude.update(
+            updates, state.magnitude, params, **extra_args
+        )
+        grafted = jax.tree.map(combine, steps, directions)
+        return grafted, GraftState(magnitude_state, direction_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def length_of(grafting: str | Length | None) -> Length | None:
+    """Returns the length that an option names; None for None."""
+    if grafting is None or isinstance(grafting, Length):
+        return grafting
+    if isinstance(grafting, str) and grafting == "sgd":
+        return SGD()
+    known = {"adam": "Adam()", "sgd": "SGD()", "shape": "Shape()"}
+    name = grafting.__name__ if isinstance(grafting, type) else str(grafting)
+    meant = known.get(name.lower())
+    remedy = f": write grafting=lengths.{meant}." if meant else "."
+    if isinstance(grafting, optax.GradientTransformation):
+        remedy = ": write graft(transformation, scale_by_jorge(momentum=0.9))."
+    raise ValueError(
+        "grafting must be 'sgd', a length such as jorge_optax.lengths.Adam(), or None, "
+        f"got {grafting!r}{remedy}"
+    )

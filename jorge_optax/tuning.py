@@ -1,82 +1,189 @@
-"""Measures the smallest update interval within 10% of SGD's time per step."""
+"""Schedules, and the update interval that keeps a step within 10% of SGD's time."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jorge_optax._errors import check_not_negative, check_static_count
 from jorge_optax._optimizer import jorge
 
-__all__ = ("IntervalChoice", "choose_update_interval")
+__all__ = (
+    "IntervalChoice",
+    "choose_update_interval",
+    "growing_interval_schedule",
+    "thirds_decay_schedule",
+)
+SHORTER = (
+    "The learning rate decays after each third of them; for a shorter run pass another "
+    "schedule, such as optax.constant_schedule."
+)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+def thirds_decay_schedule(
+    peak_value: float | jax.Array,
+    total_steps: int,
+    *,
+    warmup_steps: int = 0,
+    warmup_from: float = 0.0,
+    factor: float = 0.1,
+    boundaries: tuple[int, ...] | None = None,
+) -> optax.Schedule:
+    """Returns the paper's schedule: a tenth after one third, a hundredth after two.
+
+    Steps are counted from the start of training, warm-up included. A boundary is the
+    first step at the lower rate.
+
+    Args:
+      peak_value: Learning rate before the first decay.
+      total_steps: Length of training; the boundaries are ``total_steps // 3`` and
+        twice that.
+      warmup_steps: Number of steps over which the rate rises linearly; step
+        ``warmup_steps`` is the first one at the peak.
+      warmup_from: Learning rate at step 0 of the warm-up.
+      factor: Factor that the rate is multiplied by at each boundary.
+      boundaries: Steps to decay at, where they are not thirds of the steps (the paper
+        takes thirds of the *epochs*, rounded down).
+
+    Returns:
+      An optax schedule.
+
+    Examples:
+      >>> from jorge_optax.tuning import thirds_decay_schedule
+      >>> schedule = thirds_decay_schedule(0.1, total_steps=90, warmup_steps=5)
+      >>> [round(float(schedule(step)), 6) for step in (0, 4, 5, 29, 30, 59, 60, 89)]
+      [0.0, 0.08, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    """
+    check_not_negative("peak_value", peak_value)
+    check_static_count("total_steps", total_steps, 3, SHORTER)
+    check_static_count("warmup_steps", warmup_steps, 0)
+    if boundaries is None:
+        boundaries = (total_steps // 3, 2 * (total_steps // 3))
+    steps = tuple(boundaries)
+    first = min(steps, default=total_steps)
+    if not 0 <= warmup_steps <= first:
+        raise ValueError(
+            f"warmup_steps must lie in [0, {first}], so that the warm-up ends before "
+            f"the first decay; got {warmup_steps}."
+        )
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        count = jnp.asarray(count)
+        passed = sum((count >= step).astype(jnp.int32) for step in steps)
+        value = peak_value * jnp.asarray(factor, jnp.float32) ** passed
+        if not warmup_steps:
+            return value
+        rise = warmup_from + (peak_value - warmup_from) * (count / warmup_steps)
+        return jnp.where(count < warmup_steps, rise, value)
+
+    return schedule
+
+
+def growing_interval_schedule(
+    last: int, *, first: int = 1, refreshes: int = 10
+) -> optax.Schedule:
+    """Returns an ``update_interval`` that refreshes often early and rarely later.
+
+    The interval doubles after every ``refreshes`` refreshes, from ``first`` until it
+    reaches ``last``, so that the roots adapt in far fewer steps than at a constant
+    interval ``last``.
+
+    Args:
+      last: Interval at the end.
+      first: Interval at the start.
+      refreshes: Number of refreshes at each interval.
+
+    Returns:
+      A function of the step, for ``update_interval``.
+
+    Examples:
+      >>> from jorge_optax.tuning import growing_interval_schedule
+      >>> interval = growing_interval_schedule(8, refreshes=2)
+      >>> [step for step in range(40) if step % int(interval(step)) == 0]
+      [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]
+    """
+    for name, value in (("last", last), ("first", first), ("refreshes", refreshes)):
+        check_static_count(name, value, 1)
+    if first > last:
+        raise ValueError(f"need 1 <= first <= last, got first={first}, last={last}.")
+    # The interval doubles at multiples of the next interval, so that no refresh comes
+    # sooner than the old interval after the one before.
+    starts, intervals = [0], [first]
+    while intervals[-1] < last:
+        longer = min(2 * intervals[-1], last)
+        end = starts[-1] + refreshes * intervals[-1]
+        starts.append(-(-end // longer) * longer)
+        intervals.append(longer)
+
+    def interval(count: jax.typing.ArrayLike) -> jax.Array:
+        stage = jnp.searchsorted(jnp.asarray(starts), jnp.asarray(count), side="right")
+        return jnp.asarray(intervals)[stage - 1]
+
+    return interval
+
+
+@dataclasses.dataclass(frozen=True)
 class IntervalChoice:
-    """What :func:`choose_update_interval` found; printing it shows the table.
+    """What :func:`choose_update_interval` found; printing it shows the sentence.
 
     Attributes:
       interval: Smallest interval within the tolerance. If there is none, the smallest
         at which refreshes add no more than the tolerance to steps without a refresh.
       within_tolerance: Whether a step at this interval is within the tolerance.
-      tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
       sgd_seconds: Median time of SGD's step.
       plain_seconds: Median time of Jorge's step without a refresh.
       refresh_seconds: Median time of Jorge's step with a refresh.
       low: Lower end of the 95% bootstrap confidence interval of ``interval``.
-      high: Upper end of that confidence interval. Either end is ``None`` where no
-        interval is within the tolerance.
+      high: Its upper end; ``math.inf`` where no interval is within the tolerance.
       rounds: Number of times that each kind of step was timed.
-      sentence: The result in words.
     """
 
     interval: int
     within_tolerance: bool
-    tolerance: float
     sgd_seconds: float
     plain_seconds: float
     refresh_seconds: float
-    low: int | None
-    high: int | None
+    low: float
+    high: float
     rounds: int
-    sentence: str
 
-    def table(self) -> list[tuple[int, float, float]]:
-        """Returns rows of interval, mean seconds per step, and their ratio to SGD's."""
-        intervals = {1, 2, 5, 10, 20, 50, 100}
-        intervals |= {max(self.interval - 1, 1), self.interval}
-        rows = []
-        for k in sorted(intervals):
-            extra = max(self.refresh_seconds - self.plain_seconds, 0) / k
-            seconds = self.plain_seconds + extra
-            rows.append((k, seconds, seconds / self.sgd_seconds))
-        return rows
+    def seconds(self, interval: int) -> float:
+        """Returns the mean time of a step at an interval."""
+        extra = max(self.refresh_seconds - self.plain_seconds, 0)
+        return self.plain_seconds + extra / interval
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns numbers, lists and strings only, ready for JSON."""
-        return {**dataclasses.asdict(self), "table": [list(r) for r in self.table()]}
-
-    def __repr__(self) -> str:
-        """Returns the table and the sentence."""
-        lines = [
-            "step            ms      over SGD",
-            f"SGD       {1e3 * self.sgd_seconds:8.2f}",
-        ]
-        kinds = ("plain", self.plain_seconds), ("refresh", self.refresh_seconds)
-        for name, seconds in kinds:
-            ratio = seconds / self.sgd_seconds
-            lines.append(f"{name:<9} {1e3 * seconds:8.2f}      {ratio:8.3f}")
-        for k, seconds, ratio in self.table():
-            mark = " <-" if k == self.interval else ""
-            lines.append(f"every {k:<4}{1e3 * seconds:8.2f}      {ratio:8.3f}{mark}")
-        return "\n".join([*lines, self.sentence])
+    def __str__(self) -> str:
+        """Returns the result in words, with the times."""
+        plain, refresh, mean = (
+            seconds / self.sgd_seconds
+            for seconds in (
+                self.plain_seconds,
+                self.refresh_seconds,
+                self.seconds(self.interval),
+            )
+        )
+        text = (
+            f"SGD's step takes {1e3 * self.sgd_seconds:.2f} ms; Jorge's {plain:.3f} "
+            f"times that without a refresh, {refresh:.3f} times with one, {mean:.3f} "
+            f"times on average at an interval of {self.interval}. "
+        )
+        if not self.within_tolerance:
+            return text + (
+                "No interval is within the tolerance. Smaller tiles (Tiling(max_dim=128) "
+                "or less), a lower precision and a larger batch make a step cheaper."
+            )
+        return text + (
+            f"From {self.rounds} rounds, 95% of resamplings say {self.low:g} to "
+            f"{self.high:g}."
+        )
 
 
 def choose_update_interval(
@@ -88,7 +195,6 @@ def choose_update_interval(
     weight_decay: float = 1e-3,
     tolerance: float = 0.1,
     max_seconds: float = 60.0,
-    progress: bool = True,
     **options: Any,
 ) -> IntervalChoice:
     """Measures the smallest ``update_interval`` within a tolerance of SGD's time.
@@ -111,62 +217,66 @@ def choose_update_interval(
       tolerance: Largest average slowdown of a step relative to SGD's; 0.1 is 10%.
       max_seconds: Time after which measuring stops, compilation included. At least
         three rounds are measured.
-      progress: Whether to show a progress bar on the standard error stream, or one
-        line where that stream is not a terminal.
-      **options: Other options of :func:`jorge_optax.jorge`, such as ``tiling`` and
-        ``precision``.
+      **options: Other options of :func:`jorge_optax.jorge`, such as ``rule``.
 
     Returns:
-      An :class:`IntervalChoice`: the interval, the table behind it and a sentence.
+      An :class:`IntervalChoice`.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> from jorge_optax.tuning import choose_update_interval
       >>> loss = lambda params, x: jnp.mean((x @ params["w"]) ** 2)
       >>> params = {"w": jnp.ones((64, 64))}
-      >>> choice = choose_update_interval(
-      ...   loss, params, jnp.ones((512, 64)), max_seconds=2, progress=False
-      ... )
+      >>> choice = choose_update_interval(loss, params, jnp.ones((512, 64)), max_seconds=2)
       >>> choice.interval >= 1
       True
     """
-    if make_step is None:
-        if loss is None:
-            raise ValueError(
-                "Pass either loss, params and batch, or make_step, a function from an "
-                "optimizer to a jitted step and its first carry."
-            )
-        make_step = _step_from_loss(loss, params, batch)
+    if make_step is None and loss is None:
+        raise ValueError(
+            "Pass either loss, params and batch, or make_step, a function from an "
+            "optimizer to a jitted step and its first carry."
+        )
     if tolerance <= 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}.")
-    bar = _Bar(max_seconds if progress else None)
-    start = time.perf_counter()
 
-    # At an interval of 2 the same compiled step refreshes every other time. Staggered
-    # refreshes cost the same on average.
-    options = {**options, "stagger": False}
-    rule = options.get("rule")
-    if getattr(rule, "early_refreshes", 0) and dataclasses.is_dataclass(rule):
-        # They would refresh at each step that is timed.
-        changed: Any = rule
-        options["rule"] = dataclasses.replace(changed, early_refreshes=0)
+    def step_from_loss(optimizer: optax.GradientTransformation) -> Any:
+        @jax.jit
+        def step(carry):
+            # The batch is part of the carry, so that XLA does not see a constant.
+            params, state, batch = carry
+            grads = jax.grad(loss)(params, *batch)  # pyright: ignore
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, batch
+
+        return step, (params, optimizer.init(params), batch)
+
+    def run(kind: int) -> float:
+        start = time.perf_counter()
+        carries[kind] = jax.block_until_ready(steps[kind](carries[kind]))
+        return time.perf_counter() - start
+
+    # At an interval of 2 the same compiled step refreshes every other time, after the
+    # early refreshes of the rule.
     every_other = jorge(0.0, momentum, weight_decay, update_interval=2, **options)
-    sgd_step, sgd_carry = make_step(optax.sgd(0.0, momentum))
-    jorge_step, jorge_carry = make_step(every_other)
-    times, elapsed = [], 0.0
-    for round_number in range(10_000):
-        sgd_carry, sgd = _timed(sgd_step, sgd_carry)
-        jorge_carry, refresh = _timed(jorge_step, jorge_carry)
-        sgd_carry, sgd_again = _timed(sgd_step, sgd_carry)
-        jorge_carry, plain = _timed(jorge_step, jorge_carry)
-        elapsed = time.perf_counter() - start
-        bar.show(elapsed)
-        if round_number:  # the first one compiles
-            times.append(((sgd + sgd_again) / 2, plain, refresh))
-        if len(times) >= 3 and (elapsed > max_seconds or len(times) >= 200):
+
+    def init_late(params: Any) -> Any:
+        return optax.tree_utils.tree_set(
+            every_other.init(params), count=jnp.int32(2**20)
+        )
+
+    late = optax.GradientTransformation(init_late, every_other.update)
+    make = make_step or step_from_loss
+    steps, carries = (
+        list(both)
+        for both in zip(make(optax.sgd(0.0, momentum)), make(late), strict=True)
+    )
+    begin, times = time.perf_counter(), []
+    for _ in range(200):
+        sgd, refresh, again, plain = run(0), run(1), run(0), run(1)
+        times.append(((sgd + again) / 2, plain, refresh))
+        if len(times) > 3 and time.perf_counter() - begin > max_seconds:
             break
-    bar.close(elapsed, len(times))
-    return _choose(np.array(times), tolerance)
+    return _choose(np.array(times[1:]), tolerance)  # the first round compiles
 
 
 def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
@@ -179,88 +289,16 @@ def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
             return math.inf
         return max(1, math.ceil(max(refresh - plain, 0) / budget - 1e-9))
 
-    best = smallest(times)
     rng = np.random.default_rng(0)
     resampled = [
         smallest(times[rng.integers(len(times), size=len(times))]) for _ in range(500)
     ]
-    low, high = (
-        None if math.isinf(value) else int(value)
-        for value in np.quantile(resampled, (0.025, 0.975), method="nearest")
-    )
+    low, high = np.quantile(resampled, (0.025, 0.975), method="nearest")
     sgd, plain, refresh = (float(value) for value in np.median(times, axis=0))
-    percent = f"{tolerance:.0%}"
+    best = smallest(times)
     within = not math.isinf(best)
     if not within:
         best = max(1, math.ceil(max(refresh - plain, 0) / (tolerance * sgd) - 1e-9))
-        sentence = (
-            f"No interval brings Jorge within {percent} of SGD: a step without any "
-            f"refresh already takes {plain / sgd:.2f} of SGD's time. Refresh every "
-            f"{best} steps: refreshes then add no more than {percent}. Smaller tiles "
-            "(Tiling(max_dim=128) or less) cost less at every step, and so do a lower "
-            "precision ('high' or 'default', on a GPU) and a larger batch, whose "
-            "gradient then takes more of the time."
-        )
-    else:
-        upper = "no interval at all" if high is None else str(high)
-        sentence = (
-            f"Refresh every {best:g} steps: that keeps a step within {percent} of "
-            f"SGD's time. From {len(times)} rounds, 95% of resamplings say "
-            f"{low if low is not None else 'no interval at all'} to {upper}."
-        )
     return IntervalChoice(
-        interval=int(best),
-        within_tolerance=within,
-        tolerance=tolerance,
-        sgd_seconds=sgd,
-        plain_seconds=plain,
-        refresh_seconds=refresh,
-        low=low,
-        high=high,
-        rounds=len(times),
-        sentence=sentence,
+        int(best), within, sgd, plain, refresh, float(low), float(high), len(times)
     )
-
-
-def _step_from_loss(loss: Callable[..., Any], params: Any, batch: tuple) -> Any:
-    def make_step(optimizer):
-        @jax.jit
-        def step(carry):
-            # The batch is part of the carry, so that XLA does not see a constant.
-            params, state, batch = carry
-            grads = jax.grad(loss)(params, *batch)
-            updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, batch
-
-        return step, (params, optimizer.init(params), batch)
-
-    return make_step
-
-
-def _timed(step: Callable[[Any], Any], carry: Any) -> tuple[Any, float]:
-    start = time.perf_counter()
-    carry = jax.block_until_ready(step(carry))
-    return carry, time.perf_counter() - start
-
-
-class _Bar:
-    """A progress bar on the standard error stream; in a log file, one line."""
-
-    def __init__(self, seconds: float | None):
-        self.seconds = seconds
-        self.redraws = sys.stderr.isatty()
-        if seconds is not None and not self.redraws:
-            sys.stderr.write(f"choosing the interval, in about {seconds:.0f} s ... ")
-            sys.stderr.flush()
-
-    def show(self, elapsed: float) -> None:
-        if self.seconds is not None and self.redraws:
-            share = min(elapsed / self.seconds, 1)
-            bar = "#" * round(30 * share)
-            sys.stderr.write(f"\rchoosing the interval [{bar:<30}] {elapsed:4.0f} s")
-            sys.stderr.flush()
-
-    def close(self, elapsed: float, rounds: int) -> None:
-        if self.seconds is not None:
-            done = "" if self.redraws else f"{rounds} rounds in {elapsed:.0f} s"
-            sys.stderr.write(f"{done}\n")

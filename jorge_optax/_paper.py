@@ -1,0 +1,146 @@
+r"""The paper's Algorithm 2, lines 1 to 11, and its appendix A.1, for one matrix.
+
+Symbols, for the left side of a gradient G, m x n (the right side has G^T for G):
+
+    root    L_hat, about the inverse fourth root of Shampoo's statistic L
+    gram    G G^T
+    x       X = L_hat^4 G G^T
+    beta2   |X| / (|X| + 1), so that (1 - beta2) / beta2 = 1 / |X|
+
+A root is kept as ``exp(log_scale) * unit`` with the largest entry of ``unit`` one, and
+a gradient comes divided by its largest entry. Then no number overflows, whatever the
+gradients are, and X / |X|, which is all that the series needs, is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jorge_optax._errors import check_positive, check_share
+from jorge_optax._rule import MAX_LOG, Root, Rounding, Rule
+
+# A direction that no gradient excites grows against the others at each refresh. Once it
+# is this much larger than those that are excited, it may not grow further: 2**10 in a
+# root is 2**40 in the statistic, well beyond what float32 can resolve.
+MAX_SPREAD = 2.0**10
+
+
+class Seen(NamedTuple):
+    """What one side sees of a gradient that is divided by ``exp(log_size)``.
+
+    Attributes:
+      gram: ``[m, m]``, ``G G^T``.
+      log_size: ``[]``.
+    """
+
+    gram: jax.Array
+    log_size: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class BinomialSeries(Rule):
+    r"""The paper's rule: a truncated binomial series about the old root.
+
+    .. math:: \hat L \leftarrow \beta_2^{-1/4} \hat L
+      \left(I - \tfrac14 \tfrac{X}{\|X\|} + \tfrac5{32} \tfrac{X^2}{\|X\|^2}\right),
+      \qquad X = \hat L^4 G G^\top
+
+    Each gradient is preconditioned, and the results are averaged.
+
+    Attributes:
+      eps: The statistics start as ``eps`` times the identity.
+      damping: Adds ``damping * trace(gram) / m * I`` to each Gram matrix, m x m. The
+        paper has none.
+
+    Examples:
+      >>> from jorge_optax import BinomialSeries, jorge
+      >>> optimizer = jorge(0.1, rule=BinomialSeries())  # the default
+    """
+
+    eps: float = 1e-6
+    damping: float = 0.0
+    momentum: ClassVar[Literal["paper"]] = "paper"
+    risk: ClassVar[float] = 4.0
+
+    def __post_init__(self) -> None:
+        """Checks the options."""
+        check_positive("BinomialSeries.eps", self.eps)
+        check_share("BinomialSeries.damping", self.damping)
+
+    def init(self, real: jax.Array, dtype: np.dtype) -> Root:
+        """Line 1: ``eps^(-1/4) I``, the root of the statistic ``eps I``."""
+        log_scale = jnp.full([], -math.log(self.eps) / 4, real.dtype)
+        return Root(jnp.diag(real).astype(dtype), log_scale)
+
+    def observe(
+        self, left: Root, right: Root, gradient: jax.Array, log_size: jax.Array
+    ) -> tuple[Seen, Seen]:
+        """Returns the two Gram matrices of lines 5 and 7."""
+        del left, right
+        gram, other = gradient @ gradient.T, gradient.T @ gradient
+        return Seen(gram, log_size), Seen(other, log_size)
+
+    def refresh(
+        self, root: Root, seen: Seen, real: jax.Array, rounding: Rounding
+    ) -> Root:
+        """Lines 5 and 6, or 7 and 8, between two guards (``docs/deviations.md``)."""
+        eye, tiny = jnp.diag(real), jnp.finfo(real.dtype).tiny
+        trace = jnp.maximum(jnp.trace(seen.gram), tiny)
+        gram = seen.gram
+        if self.damping:
+            share = self.damping * trace / jnp.maximum(jnp.sum(real), 1)
+            gram = gram + share * eye
+        x, log_norm, size = excitation(root, gram, seen.log_size)
+        # Line 6: I - X / (4 |X|) + 5 X^2 / (32 |X|^2), times the old root.
+        unit = root.unit - root.unit @ (x / 4 - 5 / 32 * (x @ x))
+        # beta2^(-1/4) = (1 + 1 / |X|)^(1/4).
+        log_scale = root.log_scale + jax.nn.softplus(-log_norm) / 4
+
+        # The gradient excites only directions whose root is smaller by MAX_SPREAD than
+        # the largest: a multiple of the identity keeps them off zero.
+        lift = jnp.max(jnp.abs(unit)) / MAX_SPREAD
+        unit = unit + jnp.where(size < MAX_SPREAD**-4 * trace, lift, 0) * eye
+        # <G, root G> has sunk to the rounding errors of the root: it starts again, as
+        # the root of |G|^2 I, for which |X| is about one.
+        errors = 2 * float(jnp.finfo(rounding.dtype).eps)
+        lost = jnp.sum(gram * root.unit) <= errors * trace
+        restart = -(jnp.log(trace) + 2 * seen.log_size) / 4
+        unit = jnp.where(lost, eye, unit)
+        log_scale = jnp.where(lost, restart, log_scale)
+
+        largest = jax.lax.stop_gradient(jnp.max(jnp.abs(unit)))
+        largest = jnp.where(largest > 0, largest, 1)  # a tile that is all padding
+        return Root(unit / largest, log_scale + jnp.log(largest))
+
+    def precondition(
+        self, left: Root, right: Root, matrix: jax.Array, log_size: jax.Array
+    ) -> jax.Array:
+        """Line 11: ``L_hat G R_hat``; G itself where that does not descend."""
+        direction = left.unit @ matrix @ right.unit
+        product = jnp.sum(matrix * direction)
+        descends = (product > 0) & jnp.isfinite(product)
+        log_scale = left.log_scale + right.log_scale + log_size
+        scale = jnp.exp(jnp.clip(log_scale, -MAX_LOG, MAX_LOG))
+        return scale * jnp.where(descends, direction, matrix)
+
+    def report(self, root: Root, seen: Seen) -> dict[str, jax.Array]:
+        """Returns ``beta2`` and ``growth``, its inverse fourth root."""
+        _, log_norm, _ = excitation(root, seen.gram, seen.log_size)
+        growth = jnp.exp(jax.nn.softplus(-log_norm) / 4)
+        return {"beta2": jax.nn.sigmoid(log_norm), "growth": growth}
+
+
+def excitation(
+    root: Root, gram: jax.Array, log_size: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Line 5: returns ``X / |X|``, ``log |X|``, and ``|unit^4 gram|``."""
+    square = root.unit @ root.unit
+    x = square @ (square @ gram)
+    size = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x)), jnp.finfo(x.dtype).tiny))
+    return x / size, 4 * root.log_scale + 2 * log_size + jnp.log(size), size

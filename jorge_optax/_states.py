@@ -1,0 +1,473 @@
+"""What is computed from an optimizer's state: diagnostics, and states for other meshes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from jorge_optax._describe import find_state, table
+from jorge_optax._errors import checked_leaves
+from jorge_optax._optimizer import required_settings
+from jorge_optax._rule import Rule, Sides, split_size
+from jorge_optax._step import JorgeState, Settings
+from jorge_optax._tiles import Plan, PyTree, Stacks, from_tiles, plan_tiles
+
+# Roots whose eigenvalues are all within this factor hardly turn a gradient: in
+# docs/diagnostics.md, by a cosine above 0.98.
+BARELY_MOVED = 1.5
+# Beyond it a root is close to singular in float32.
+LARGEST_CONDITION = 1e5
+# A direction with a smaller cosine has little in common with the gradient.
+LEAST_COSINE = 0.02
+
+
+class Diagnostics(dict[str, Any]):
+    """What :func:`diagnostics` returns; printing it shows a table and a verdict.
+
+    A dict from ``"dense/kernel/left/norm"`` to an array with one number for each tile
+    of that parameter. It is a pytree, and so may leave a jitted function.
+    """
+
+    def scalars(self) -> dict[str, float]:
+        """Returns one number for each parameter and quantity, for TensorBoard or JSON.
+
+        It is the one to worry about: over tiles and sides the least ``cosine`` and
+        ``beta2``, the sum of ``unexcited`` and ``at_risk``, and the largest of others.
+        """
+        groups: dict[str, list[np.ndarray]] = {}
+        for key, value in self.items():
+            path, name = key.rsplit("/", 1)
+            if name != "cosine":  # the others are of one side
+                path = path.rsplit("/", 1)[0]
+            numbers = np.asarray(value, np.float64).ravel()
+            groups.setdefault(f"{path}/{name}".lstrip("/"), []).append(numbers)
+        kinds = {"cosine": np.min, "beta2": np.min}
+        kinds |= {"unexcited": np.sum, "at_risk": np.sum}
+        return {
+            key: float(kinds.get(key.rsplit("/", 1)[-1], np.max)(np.concatenate(parts)))
+            for key, parts in groups.items()
+        }
+
+    def verdicts(self) -> dict[str, str]:
+        """Returns a verdict in words for each parameter with roots."""
+        by_path: dict[str, dict[str, float]] = {}
+        for key, value in self.scalars().items():
+            path, _, name = key.rpartition("/")
+            by_path.setdefault(path, {})[name] = value
+        return {path: _verdict(numbers) for path, numbers in by_path.items()}
+
+    def __str__(self) -> str:
+        """Returns a row for each parameter, and how many have which verdict."""
+        scalars, verdicts = self.scalars(), self.verdicts()
+        names = ("condition", "asymmetry", "unexcited", "cosine")
+        rows: list[tuple[str, ...]] = [("parameter", *names, "verdict")]
+        for path, verdict in verdicts.items():
+            numbers = (scalars.get(f"{path}/{name}".lstrip("/")) for name in names)
+            cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
+            rows.append((path, *cells, verdict))
+        texts = list(verdicts.values())
+        counts = sorted(
+            {text: texts.count(text) for text in texts}.items(),
+            key=lambda item: -item[1],
+        )
+        lines = [*table(rows), "", f"{len(texts)} parameters with roots"]
+        lines += [f"{number} of {len(texts)}: {text}" for text, number in counts]
+        return "\n".join(lines)
+
+
+jax.tree_util.register_pytree_node(
+    Diagnostics,
+    lambda report: (list(report.values()), tuple(report)),
+    lambda keys, values: Diagnostics(zip(keys, values, strict=True)),
+)
+
+
+def _verdict(numbers: dict[str, float]) -> str:
+    """Returns what the numbers of one parameter mean."""
+    condition = numbers["condition"]
+    if any(math.isnan(number) for number in numbers.values()):
+        return "not finite: find the step at which training broke"
+    if numbers["at_risk"]:
+        return "roots at risk of ascent: keep them in float32, or add damping"
+    if condition > LARGEST_CONDITION:
+        return "roots close to singular: add damping"
+    if condition < BARELY_MOVED:
+        return "roots have barely moved: refresh more often"
+    if numbers.get("cosine", 1) < LEAST_COSINE:
+        return "direction almost at right angles to this gradient: check the loss"
+    if numbers["unexcited"]:
+        return "healthy, with rows that no gradient has excited (dead units)"
+    return "healthy"
+
+
+def diagnostics(
+    state: optax.OptState,
+    params: PyTree,
+    grads: PyTree | None,
+    tx: optax.GradientTransformation,
+) -> Diagnostics:
+    """Computes norms, condition numbers and more from the roots of each parameter.
+
+    Finds the :class:`JorgeState` wherever it is: in a chain, under
+    ``optax.inject_hyperparams``, in ``nnx.Optimizer.opt_state``. Changes nothing, and
+    works inside ``jit``. ``print(diagnostics(...))`` shows a row and a verdict in words
+    for each parameter; ``docs/diagnostics.md`` has the ranges behind the verdicts.
+
+    For each parameter with roots and each side (``left``, ``right``), one number for
+    each of the parameter's tiles:
+
+    - ``norm``: Frobenius norm of the root;
+    - ``largest``: lower estimate of the largest eigenvalue of its symmetric part;
+    - ``condition``: lower estimate of the condition number, by a few products of the
+      root with a vector;
+    - ``asymmetry``: norm of ``root - root.T`` over that of the root;
+    - ``at_risk``: whether the root may soon turn a gradient into an ascent direction:
+      the least eigenvalue of its symmetric part is zero or less or, for
+      :class:`BinomialSeries`, whose roots accumulate rounding errors, close to the
+      rounding error of the largest one in the dtype of the roots;
+    - ``unexcited``: number of rows that no gradient has ever excited (dead units): the
+      root still has nothing but its diagonal there.
+
+    With gradients also, for each tile, the ``cosine`` between the gradient and the
+    preconditioned gradient, and, for :class:`BinomialSeries`, for each side, the
+    ``beta2`` and ``growth`` (``beta2**(-1/4)``) of a refresh with these gradients.
+
+    Args:
+      state: The optimizer's state, or any tree that holds it.
+      params: The parameters, or arrays with the same tree and shapes.
+      grads: Gradients, with the tree of the parameters, or ``None``.
+      tx: What :func:`jorge_optax.jorge` or a recipe returned.
+
+    Returns:
+      :class:`Diagnostics`, a flat dict: ``"dense/kernel/left/norm"`` to an array with
+      one number for each tile of that parameter. Its method ``scalars`` returns one
+      number for each parameter and quantity, for TensorBoard or JSONL.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jorge_optax import diagnostics, jorge
+      >>> optimizer = jorge(0.1, update_interval=1)
+      >>> params = {"w": jnp.zeros((3, 2))}
+      >>> state = optimizer.init(params)
+      >>> grads = {"w": jnp.array([[1.0, 2.0], [0.0, 0.0], [3.0, 1.0]])}
+      >>> _, state = optimizer.update(grads, state, params)
+      >>> report = diagnostics(state, params, grads, optimizer)
+      >>> [int(report[f"w/{side}/unexcited"][0]) for side in ("left", "right")]
+      [1, 0]
+      >>> report.verdicts()
+      {'w': 'roots have barely moved: refresh more often'}
+    """
+    settings = required_settings("diagnostics", tx)
+    roots = jax.tree.map(jnp.asarray, find_state("diagnostics", state).roots)
+    plan = settings.layout.plan(params, settings.tiling)
+    if not plan.shapes or not isinstance(roots.left, dict):
+        return Diagnostics()
+    places = settings.layout.places(plan)
+    _check_roots(settings, plan, roots, places)
+    gradients = None
+    if grads is not None:
+        settings.layout.plan(grads, settings.tiling)
+        leaves = [
+            x if own.grid else None
+            for own, x in zip(plan.leaves, jax.tree.leaves(grads), strict=True)
+        ]
+        gradients = settings.layout.stack(plan, leaves)
+    numbers = _measure(settings.rule, roots, gradients)
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(numbers)):
+        numbers = jax.device_get(numbers)  # one program and one copy
+    return Diagnostics(
+        {
+            f"{path}/{name}": values[own]
+            for path, (key, own) in places.items()
+            for name, values in numbers[key].items()
+        }
+    )
+
+
+def _check_roots(
+    settings: Settings, plan: Plan, roots: Sides, places: dict[str, Any]
+) -> None:
+    wanted = {
+        key: 1 + max(int(own.max()) for k, own in places.values() if k == key)
+        for key, _ in plan.shapes
+    }
+    found = {key: len(jax.tree.leaves(own)[0]) for key, own in roots.left.items()}
+    if wanted.keys() != found.keys() or any(found[k] < wanted[k] for k in wanted):
+        raise ValueError(
+            f"The parameters make stacks of {wanted} tiles, the state has {found}. Pass "
+            "the parameters given to init, and the optimizer that the state is of "
+            f"(here one with {settings.tiling})."
+        )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _measure(rule: Rule, roots: Sides, gradients: Stacks | None) -> dict[str, Any]:
+    """Computes all numbers of all stacks, in one program."""
+    measure = jax.vmap(functools.partial(_measure_root, rule))
+    numbers: dict[str, Any] = {}
+    for key in roots.left:
+        numbers[key] = {
+            f"{name}/{quantity}": values
+            for name, side in roots._asdict().items()
+            for quantity, values in measure(side[key]).items()
+        }
+        if gradients is not None:
+            against = jax.vmap(functools.partial(_measure_gradient, rule))
+            own = (side[key] for side in roots)
+            idle = len(jax.tree.leaves(roots.left[key])[0]) - len(gradients[key])
+            padded = jnp.pad(gradients[key], ((0, idle), (0, 0), (0, 0)))
+            numbers[key] |= against(*own, padded)
+    return numbers
+
+
+def _measure_root(rule: Rule, root: PyTree) -> dict[str, jax.Array]:
+    leaf = jax.tree.leaves(root)[0]
+    rounding = float(jnp.finfo(leaf.dtype).eps)
+    wide = optax.tree_utils.tree_cast(root, jnp.promote_types(leaf.dtype, jnp.float32))
+    matrix = rule.matrix(wide)
+    unit, log_size, _ = split_size(matrix)
+    eye = jnp.eye(len(unit), dtype=unit.dtype)
+    # Padded rows are zero: they take part in nothing.
+    real = jnp.diag(unit) != 0
+    symmetric = (unit + unit.T) / 2
+    largest = _largest_eigenvalue(symmetric)
+    shifted = (largest * eye - symmetric) * real
+    smallest = largest - _largest_eigenvalue(shifted)
+    smallest = jnp.minimum(smallest, jnp.min(jnp.where(real, jnp.diag(unit), jnp.inf)))
+    off_diagonal = jnp.abs(unit) * (1 - eye)
+    touched = (jnp.sum(off_diagonal, 0) + jnp.sum(off_diagonal, 1)) > 0
+    norm = _norm(unit)
+    return {
+        "norm": jnp.exp(log_size) * norm,
+        "largest": jnp.exp(log_size) * largest,
+        "condition": jnp.where(smallest > 0, largest / smallest, jnp.inf),
+        "asymmetry": _norm(unit - unit.T) / norm,
+        "at_risk": smallest <= rule.risk * rounding * largest,
+        "unexcited": jnp.sum(~touched & real),
+    }
+
+
+def _measure_gradient(
+    rule: Rule, left: PyTree, right: PyTree, gradient: jax.Array
+) -> dict[str, jax.Array]:
+    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    left, right = (optax.tree_utils.tree_cast(root, wide) for root in (left, right))
+    unit, log_size, _ = split_size(gradient.astype(wide))
+    direction, _, _ = split_size(rule.precondition(left, right, unit, log_size))
+    lengths = _norm(direction) * _norm(unit)
+    cosine = jnp.sum(direction * unit) / jnp.where(lengths > 0, lengths, 1)
+    report = {"cosine": cosine}
+    sides = zip(
+        ("left", "right"),
+        (left, right),
+        rule.observe(left, right, unit, log_size),
+        strict=True,
+    )
+    for name, root, seen in sides:
+        report |= {f"{name}/{key}": x for key, x in rule.report(root, seen).items()}
+    return report
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    # Not jnp.linalg.norm, which over-counts some sharded arrays.
+    return jnp.sqrt(jnp.sum(jnp.square(x)))
+
+
+def _largest_eigenvalue(matrix: jax.Array, products: int = 32) -> jax.Array:
+    """Estimates it from below, by the power method from the row sums."""
+    tiny = jnp.finfo(matrix.dtype).tiny
+    vector = jnp.sum(jnp.abs(matrix), axis=1) + tiny
+
+    def multiply(_: jax.Array, vector: jax.Array) -> jax.Array:
+        # The norm is zero if the matrix is, as for a multiple of the identity, shifted.
+        return matrix @ (vector / jnp.maximum(_norm(vector), tiny))
+
+    return _norm(jax.lax.fori_loop(0, products, multiply, vector))
+
+
+def reshard_state(
+    state: optax.OptState,
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    saved_by: optax.GradientTransformation | None = None,
+) -> optax.OptState:
+    """Fits a state that was saved on other devices to an optimizer.
+
+    Replicated parameters: stacks are in the same order on any number of devices, and
+    differ only in the idle tiles at their end. Divided parameters
+    (:class:`jorge_optax.Sharded`): the order follows the shards, and the state fits
+    where shards are whole tiles of the undivided parameter.
+
+    Args:
+      state: A state with the structure of ``tx.init(params)``.
+      tx: The optimizer that will use it.
+      params: The parameters, or arrays with the same tree and shapes.
+      saved_by: The optimizer that made the state, if one of the two has
+        :class:`jorge_optax.Sharded`; its mesh may be a ``jax.sharding.AbstractMesh``.
+
+    Returns:
+      The state, with the shapes, dtypes and shardings of ``tx.init(params)``.
+
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from jax.sharding import NamedSharding, PartitionSpec as P
+      >>> from jorge_optax import jorge, reshard_state
+      >>> params = {"w": jnp.ones((3, 2))}
+      >>> saved = jax.device_get(jorge(0.1).init(params))  # on one device
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+      >>> optimizer = jorge(0.1, sharding=NamedSharding(mesh, P("data")))
+      >>> state = reshard_state(saved, optimizer, params)
+    """
+    settings = required_settings("reshard_state", tx)
+    before = settings if saved_by is None else required_settings("saved_by", saved_by)
+    like = tx.init(params)
+    old, new = find_state("reshard_state", state), find_state("reshard_state", like)
+
+    def is_ours(node: PyTree) -> bool:
+        return isinstance(node, JorgeState)
+
+    def without_tiles(node: PyTree) -> PyTree:
+        return (node.count, node.others) if is_ours(node) else node
+
+    rests = [
+        jax.tree.map(without_tiles, tree, is_leaf=is_ours) for tree in (state, like)
+    ]
+    trees = [jax.tree.structure(rest) for rest in rests]
+    kinds = [
+        jax.tree.structure(
+            [
+                {key.partition("@")[0]: own[key] for key in own}
+                for own in _by_stack(tree)
+            ]
+        )
+        for tree in (old, new)
+    ]
+    if trees[0] != trees[1] or kinds[0] != kinds[1]:
+        raise ValueError(
+            f"The state has another structure than the optimizer's: {(trees[0], kinds[0])} "
+            f"instead of {(trees[1], kinds[1])}. Make the optimizer with the rule, "
+            "grafting and learning rate schedule that the state was saved with."
+        )
+    numbers = [_tile_numbers(own, params) for own in (before, settings)]
+    left, right, *others = (
+        _fit(one, other, *numbers)
+        for one, other in zip(_by_stack(old), _by_stack(new), strict=True)
+    )
+    rest = jax.tree.map(_place, *rests)
+
+    def with_tiles(node: PyTree, rest: PyTree) -> PyTree:
+        if not is_ours(node):
+            return rest
+        return JorgeState(rest[0], Sides(left, right), *others, rest[1])
+
+    return jax.tree.map(with_tiles, like, rest, is_leaf=is_ours)
+
+
+def _by_stack(state: JorgeState) -> list[dict[str, PyTree]]:
+    fields = (*state.roots, state.average, state.trace, state.length, state.adapted)
+    return [own if isinstance(own, dict) else {} for own in fields]
+
+
+def _tile_numbers(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
+    """Numbers the tiles of the undivided parameters, in the order of a layout's state."""
+    whole = plan_tiles(checked_leaves(params), settings.tiling)
+    leaves, first = [], 1
+    for own in whole.leaves:
+        if own.grid is None or own.view is None:
+            leaves.append(None)
+            continue
+        numbers = np.arange(first, first + own.grid.count, dtype=np.int32)
+        tile = (own.grid.count, own.grid.height, own.grid.width)
+        tiles = jnp.asarray(np.broadcast_to(numbers[:, None, None], tile))
+        leaves.append(from_tiles(tiles, own.shape, own.view, own.grid))
+        first += own.grid.count
+    plan = settings.layout.plan(params, settings.tiling)
+    stacks = settings.layout.stack(plan, leaves)
+    places = settings.layout.places(plan)
+    for own in whole.leaves:
+        if own.grid is None:
+            continue
+        key, indices = places[own.path]
+        tiles = np.asarray(stacks[key])[indices]
+        mixed = (tiles != tiles[:, :1, :1]) & (tiles != 0)
+        if key.partition("@")[0] != own.stack or mixed.any():
+            raise ValueError(
+                f"reshard_state: the shards of {own.path!r} of shape {own.shape} are no "
+                f"multiples of its tiles, {own.grid.height}x{own.grid.width}, so that "
+                "its roots are other ones. Start them again by tx.init, or keep the "
+                "division that the state was saved with."
+            )
+    return {key: np.asarray(stack)[:, 0, 0] for key, stack in stacks.items()}
+
+
+def _fit(
+    old: dict[str, PyTree],
+    new: dict[str, PyTree],
+    before: dict[str, np.ndarray],
+    after: dict[str, np.ndarray],
+) -> dict[str, PyTree]:
+    """Puts what is kept by stack into the order of another layout."""
+    fitted = {}
+    for key, like in new.items():
+        base = key.partition("@")[0]
+        keys = [one for one in old if one.partition("@")[0] == base]
+        where = np.concatenate([before[one] for one in keys])
+        order = np.searchsorted(where, after[key], sorter=np.argsort(where))
+        order = np.argsort(where)[order]
+
+        def fit(
+            like: jax.Array, *parts: Any, key: str = key, order: Any = order
+        ) -> jax.Array:
+            counts = [len(before[one]) for one in keys]
+            for part, count in zip(parts, counts, strict=True):
+                _check_part(key, part, like, count)
+            real = jnp.concatenate(
+                [jnp.asarray(x[:n]) for x, n in zip(parts, counts, strict=True)]
+            )
+            idle = jnp.asarray(np.asarray(like[len(order) :]))
+            return jax.device_put(jnp.concatenate([real[order], idle]), like.sharding)
+
+        fitted[key] = jax.tree.map(fit, like, *(old[one] for one in keys))
+    return fitted
+
+
+def _check_part(key: str, old: Any, like: Any, tiles: int) -> None:
+    """Raises ValueError unless an array holds at least these tiles, and nothing else."""
+    if old.shape[1:] != like.shape[1:] or old.dtype != like.dtype or len(old) < tiles:
+        raise ValueError(
+            f"The state does not fit the optimizer: in the stack {key} it has shape "
+            f"{tuple(old.shape)}, the optimizer {tuple(like.shape)} for {tiles} tiles, "
+            f"and dtype {old.dtype} against {like.dtype}. Only the devices may differ: "
+            "make the optimizer with the same parameters, Tiling, rule, grafting and "
+            "numerics."
+        )
+    if (
+        old.ndim == 3
+        and old.shape[1] != old.shape[2]
+        and np.any(np.asarray(old[tiles:]) != 0)
+    ):
+        raise ValueError(
+            f"The state has momenta in the stack {key} beyond the {tiles} tiles of the "
+            "parameters, where idle tiles have none: it is a state of other parameters "
+            "or of another Tiling."
+        )
+
+
+def _place(old: Any, new: Any) -> Any:
+    """Places an array that does not depend on the devices."""
+    if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
+        raise ValueError(
+            f"The state does not fit the optimizer: it has an array of shape "
+            f"{jnp.shape(old)} where the optimizer keeps {jnp.shape(new)}. Only the "
+            "devices may differ."
+        )
+    return jax.device_put(old, new.sharding) if isinstance(new, jax.Array) else old
