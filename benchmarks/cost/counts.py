@@ -80,23 +80,6 @@ def count_products(jaxpr) -> Products:
     return Products(plain, refresh, conditionals)
 
 
-def count_conditionals(jaxpr) -> tuple[int, list[int]]:
-    """Counts operations outside of conditionals, and those of each conditional.
-
-    A conditional has those of its largest branch, as in :func:`count_products`.
-    """
-    always, each = count_products(jaxpr).flops.plain, []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "cond":
-            found = [count_products(b.jaxpr) for b in equation.params["branches"]]
-            flops = max(sum(branch.flops) for branch in found)
-            each += [flops] if flops else []  # none if it is a choice by platform
-        else:
-            for inner in _inner_jaxprs(equation):
-                each += count_conditionals(inner)[1]
-    return always, each
-
-
 def convolution_flops(equation) -> int:
     """Counts two operations for each multiplication of numbers that are not padding.
 

@@ -61,7 +61,6 @@ JORGES, WHITENING = "jorge jorge/sgd-schedule", "jorge-whitening/sgd-schedule"
 STUDIES = (
     Study("cost.scaling", 10),
     Study("gpu.compile", 20, (CUDA,)),
-    Study("gpu.staggering", 5, (CUDA,)),
     Study("gpu.depth", 5, (CUDA,)),
     Study("gpu.spread", 15, (CUDA,)),
     Study("gpu.causes", 5, (CUDA,)),
@@ -88,7 +87,6 @@ STUDIES = (
     Study("training.demo", 10),
     Study("training.demo --one-thread", 3),
     Study("training.ablation", 240, (FASHION, CIFAR), "'the rule' --problems lm", ()),
-    Study("training.staggering", 40, (FASHION, CIFAR), "staggered --problems lm", ()),
     Study("training.default_rate", 20, (FASHION, CIFAR), "mlp", (FASHION,)),
     *(
         Study(f"training.comparison {run}", minutes, (data, PSGD), only, (data,))

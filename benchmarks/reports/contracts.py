@@ -155,11 +155,6 @@ ROWS = [
         "composes_with_grafting_and_injection",
     ),
     (
-        "staggered refreshes on eight devices",
-        "each device refreshes parts of its own share; one all-gather as without",
-        "each_device_staggers_its_own_share",
-    ),
-    (
         "the same in loops of nnx and linen, and in orbax checkpoints",
         "one compilation; a checkpoint moves to other numbers of devices; Shampoo, too",
         "nnx_and_linen_loops_compile_once",

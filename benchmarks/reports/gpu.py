@@ -313,47 +313,6 @@ def gpu_aims() -> Table:
     return ["aim", "found, at worst", ""], table
 
 
-def gpu_staggering() -> Table:
-    """Staggered refreshes: the slowest step of an interval, and what is launched."""
-    data = results.read("gpu_staggering")
-    table = []
-    for row in data["rows"]:
-        bound = row["whole_step_bound_seconds"]
-        without, worst = bound["without refresh"], max(bound["staggered"])
-        least, most = (row[name]["operations"] for name in ("least", "most"))
-        flops, at_once = row["flops_of_steps"], row["flops_at_once"]
-        mean = sum(flops) / len(flops) - at_once["plain"]
-        table.append(
-            [
-                *_names(row),
-                f"{1e3 * without:.2f}",
-                f"{1e3 * bound['all at once']:.2f} "
-                f"({bound['all at once'] / without:.2f} times)",
-                f"{1e3 * worst:.2f} ({worst / without:.2f} times)",
-                f"{mean / (at_once['refresh'] / len(flops)):.3f}",
-                f"{least} to {most}",
-                f"{row['most']['traffic_bytes'] / 1e9:.2f}",
-                str(row["most"]["root_copied_bytes"]),
-                _graphs(row),
-                *_room_and_time(row),
-            ]
-        )
-    interval = data["provenance"]["update_interval"]
-    header = [
-        *("for", "model", "optimizer"),
-        "bound on a whole step without a refresh, ms",
-        "with all roots refreshed at once",
-        f"slowest staggered step at interval {interval}",
-        "operations of refreshes over those all at once",
-        "launched by an update",
-        "GB as compiled, at most",
-        "bytes of roots copied",
-        "CUDA graphs",
-        *ROOM_AND_TIME,
-    ]
-    return header, table
-
-
 def _rows(file: str) -> list[dict]:
     """Returns rows by device, model and optimizer, in whatever order they were made."""
     rows = results.read(file)["rows"]

@@ -28,7 +28,6 @@ from benchmarks.reports import (
     rules,
     scale,
     scaling,
-    staggering,
     timings,
     workloads,
 )
@@ -153,7 +152,6 @@ TABLES = {
             gpu.gpu_moved,
             gpu.gpu_compile,
             gpu.gpu_shares,
-            gpu.gpu_staggering,
             gpu.gpu_steps,
             robustness.descent,
             robustness.fuzz,
@@ -173,7 +171,6 @@ TABLES = {
             scaling.scaling_interval,
             scaling.scaling_tile,
             scaling.scaling_width,
-            staggering.staggering,
             timings.example_steps,
             timings.example_updates,
         )

@@ -193,23 +193,6 @@ def test_graphs_are_read_from_thunks():
     assert inside["conditional_in_that_graph"]
 
 
-def test_steps_of_staggered_refreshes_are_counted():
-    plain, refresh = programs.plain_and_refresh(PROGRAM)
-    found = programs.staggered(PROGRAM, early=False)
-    assert (found["least"], found["most"]) == (plain, refresh)
-    # If the conditional is that of the first steps, it is not true later.
-    found = programs.staggered(PROGRAM, early=True)
-    assert found["least"] == found["most"] == plain
-    # A second conditional, the same.
-    line = next(x for x in PROGRAM.splitlines() if "conditional(" in x)
-    start = PROGRAM.index(line)
-    end = PROGRAM.index("\n", PROGRAM.index("op_name", start))
-    twice = PROGRAM[start:end].replace("%cond ", "%cond2 ")
-    found = programs.staggered(PROGRAM[:end] + "\n" + twice + PROGRAM[end:], early=True)
-    more = refresh["matmuls"] - plain["matmuls"]
-    assert found["most"]["matmuls"] - found["least"]["matmuls"] == more == 2
-
-
 def test_a_conditional_outside_of_the_graph_is_found():
     lines = [line for line in THUNKS.splitlines() if "kCommandBuffer" not in line]
     # All that was in the graph is outside, and the last two are in one of their own.
