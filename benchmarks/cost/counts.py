@@ -7,9 +7,6 @@ import jax
 import numpy as np
 import optax
 
-from jorge_optax import Tiling
-from jorge_optax._stacks import plan_tree
-
 
 class Flops(NamedTuple):
     """Floating-point operations of matrix products, in each step and in a refresh."""
@@ -80,23 +77,6 @@ def count_products(jaxpr) -> Products:
     return Products(plain, refresh, conditionals)
 
 
-def count_conditionals(jaxpr) -> tuple[int, list[int]]:
-    """Counts operations outside of conditionals, and those of each conditional.
-
-    A conditional has those of its largest branch, as in :func:`count_products`.
-    """
-    always, each = count_products(jaxpr).flops.plain, []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "cond":
-            found = [count_products(b.jaxpr) for b in equation.params["branches"]]
-            flops = max(sum(branch.flops) for branch in found)
-            each += [flops] if flops else []  # none if it is a choice by platform
-        else:
-            for inner in _inner_jaxprs(equation):
-                each += count_conditionals(inner)[1]
-    return always, each
-
-
 def convolution_flops(equation) -> int:
     """Counts two operations for each multiplication of numbers that are not padding.
 
@@ -138,35 +118,6 @@ def _inner_jaxprs(equation):
 def matmul_flops(function, *structs) -> Flops:
     """Counts the operations of all matrix products of a traced function."""
     return count_products(jax.make_jaxpr(function)(*structs).jaxpr).flops
-
-
-def cheapest_refresh(m: int, n: int, terms: int = 2) -> int:
-    """Returns the fewest multiplications that refresh the root of side m of a tile.
-
-    The tile is m x n. The minimum is over: X as root^4 (G G^T) or as (root^4 G) G^T;
-    root^4 Y by four products or by way of root^2; and the series in X, or in the n x n
-    matrix G^T root^4 G. X is always formed, since its norm is needed.
-    """
-    costs = []
-    for gram in (True, False):
-        width = m if gram else n
-        for powers in (4 * m * m * width, m**3 + 2 * m * m * width):
-            shared = powers + m * m * n  # the gram, or X
-            costs.append(shared + terms * m**3)
-            if not gram:
-                thin = 2 * m * n * n + max(terms - 2, 0) * n**3 + 2 * m * m * n
-                costs.append(shared + thin)
-    return min(costs)
-
-
-def least_flops(params, tiling: Tiling) -> Flops:
-    """Returns the fewest operations for the tiles of these parameters."""
-    plain = refresh = 0
-    for n, rows, columns in plan_tree(params, tiling).stacks.values():
-        plain += n * (rows * rows * columns + rows * columns * columns)
-        refresh += n * (cheapest_refresh(rows, columns))
-        refresh += n * (cheapest_refresh(columns, rows))
-    return Flops(2 * plain, 2 * refresh)
 
 
 def tree_bytes(tree) -> int:

@@ -57,12 +57,3 @@ def random_gradients(params):
     return jax.tree.map(
         lambda s: jnp.asarray(0.01 * rng.standard_normal(s.shape, s.dtype)), params
     )
-
-
-def spread(values) -> dict:
-    """Returns median, minimum and maximum."""
-    return {
-        "median": float(np.median(values)),
-        "min": float(np.min(values)),
-        "max": float(np.max(values)),
-    }

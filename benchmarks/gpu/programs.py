@@ -235,32 +235,6 @@ def plain_and_refresh(text: str) -> tuple[dict, dict | None]:
     return _row(*plain), _row(*refresh) if module.conditionals() else None
 
 
-def staggered(text: str, *, early: bool) -> dict[str, dict]:
-    """Counts what steps with staggered refreshes launch.
-
-    Args:
-      text: the program.
-      early: whether its largest conditional is that of the first steps, which refresh
-        all tiles.
-
-    Returns:
-      Counts of a step at which no conditional is true ("least"), and of one at which
-      all are ("most") but that of the first steps: each step lies between.
-    """
-    module = Module(text)
-    found = module.count()
-    entry, conditionals = found["entry"], []
-    for names in module.conditionals():
-        branches = sorted((found[name] for name in names), key=operations)
-        # Without products it repairs what is out of range, and is counted as false.
-        conditionals.append(branches if branches[-1]["matmuls"] else branches[:1])
-    if early:
-        conditionals.sort(key=lambda branches: operations(branches[-1]))
-        conditionals[-1] = conditionals[-1][:1] * 2
-    least = _row(entry, *(branches[0] for branches in conditionals))
-    return {"least": least, "most": _row(entry, *(b[-1] for b in conditionals))}
-
-
 def _row(*parts: collections.Counter) -> dict:
     total = sum(parts, collections.Counter())
     row = {kind: total[kind] for kind in KINDS}

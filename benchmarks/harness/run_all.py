@@ -59,36 +59,20 @@ class Study(NamedTuple):
 FASHION, CIFAR, PSGD, CUDA = "Fashion-MNIST", "CIFAR-10", "psgd-jax", "CUDA plugin"
 JORGES, WHITENING = "jorge jorge/sgd-schedule", "jorge-whitening/sgd-schedule"
 STUDIES = (
-    Study("cost.scaling", 10),
     Study("gpu.compile", 20, (CUDA,)),
-    Study("gpu.staggering", 5, (CUDA,)),
-    Study("gpu.depth", 5, (CUDA,)),
     Study("gpu.spread", 15, (CUDA,)),
-    Study("gpu.causes", 5, (CUDA,)),
-    Study("gpu.first", 1, (CUDA,)),
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
-    Study("cost.examples", 15),
-    Study("cost.rules", 1),
     Study("cost.scale", 1),
     Study("cost.compilation", 5),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
-    Study("numerics.refresh_bias", 5),
-    # These record gradients of all problems; in a smoke run, of one without data files.
-    Study("numerics.terms", 10, (FASHION, CIFAR), smoke_needs=()),
-    Study("numerics.accuracy", 20, (FASHION, CIFAR), smoke_needs=()),
-    Study("numerics.endurance", 20, (FASHION, CIFAR), smoke_needs=()),
+    # It records gradients of all problems; in a smoke run, of one without data files.
     Study("robustness.descent", 30, (FASHION, CIFAR), smoke_needs=()),
     Study("robustness.fuzz", 30),
-    Study("training.start", 10, (FASHION,)),
-    Study("training.tiles", 20, (FASHION,)),
-    Study("training.intervals", 10, (FASHION,)),
-    Study("training.gather_dtype", 10, (FASHION,)),
     Study("training.adamw", 60),
     Study("training.demo", 10),
     Study("training.demo --one-thread", 3),
-    Study("training.ablation", 240, (FASHION, CIFAR), "'the rule' --problems lm", ()),
-    Study("training.staggering", 40, (FASHION, CIFAR), "staggered --problems lm", ()),
+    Study("training.ablation", 100, (FASHION, CIFAR), "'the rule' --problems lm", ()),
     Study("training.default_rate", 20, (FASHION, CIFAR), "mlp", (FASHION,)),
     *(
         Study(f"training.comparison {run}", minutes, (data, PSGD), only, (data,))
@@ -97,17 +81,11 @@ STUDIES = (
             ("mlp --final", FASHION, 30, "--only sgd muon whitening@10/sgd-rate"),
             ("autoencoder --tune", FASHION, 20, "--only sgd adamw shampoo"),
             ("autoencoder --final", FASHION, 30, "--only sgd"),
-            ("autoencoder --range", FASHION, 30, "--only whitening"),
             ("autoencoder_long --final", FASHION, 30, "--only sgd"),
             ("resnet --tune", CIFAR, 40, "--only sgd adamw"),
             ("resnet --final", CIFAR, 60, "--only sgd"),
         )
     ),
-    Study("cost.problems", 5, (FASHION, CIFAR, PSGD), smoke_needs=()),
-    # These use the learning rate of AdamW that training.comparison has tuned.
-    Study("training.lengths mlp", 30, (FASHION,), "'muon, shape' 'jorge, adam'"),
-    Study("training.lengths autoencoder", 30, (FASHION,), "'whitening, own'"),
-    Study("training.lengths resnet", 60, (CIFAR,), "'shampoo, sgd'"),
     Study("training.workloads classification --tune", 60, (CIFAR,)),
     Study("training.workloads classification --final", 120, (CIFAR,), "sgd jorge"),
     Study("training.workloads classification --short", 20, (CIFAR,)),
@@ -115,14 +93,7 @@ STUDIES = (
     Study("training.workloads segmentation --final", 120, (), "sgd jorge-whitening"),
     Study("training.workloads segmentation --short", 20),
     Study("training.workloads detection --tune sgd adamw", 30),
-    *(
-        Study(f"training.workloads {name} --final {optimizers}", minutes)
-        for name, optimizers, minutes in (
-            ("detection", f"sgd adamw {JORGES} {WHITENING}", 60),
-            ("fasterrcnn", f"sgd {JORGES}", 30),
-            ("fasterrcnn-cosine", f"sgd {JORGES}", 30),
-        )
-    ),
+    Study(f"training.workloads detection --final sgd adamw {JORGES} {WHITENING}", 60),
     Study("training.workloads detection --short", 10),
 )
 

@@ -155,20 +155,6 @@ ROWS = [
         "composes_with_grafting_and_injection",
     ),
     (
-        "staggered refreshes on eight devices",
-        "each device refreshes parts of its own share; one all-gather as without",
-        "each_device_staggers_its_own_share",
-    ),
-    (
-        "the same with parameters divided by FSDP or tensor parallelism",
-        "equals one device; two all-to-alls, or gathers",
-        "fsdp_takes_two_all_to_alls",
-        "fsdp_and_tensor_parallelism_on_two_axes",
-        "narrow_dtypes_and_specs_that_are_not_true",
-        "bad_specs_are_refused",
-        "nothing_is_as_large_as_the_parameters",
-    ),
-    (
         "the same in loops of nnx and linen, and in orbax checkpoints",
         "one compilation; a checkpoint moves to other numbers of devices; Shampoo, too",
         "nnx_and_linen_loops_compile_once",

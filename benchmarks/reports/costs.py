@@ -7,7 +7,6 @@ import numpy as np
 from benchmarks.harness import results
 from benchmarks.reports import compilation, workloads
 from benchmarks.reports.rules import Table, mean_and_seeds, steps_to_target
-from benchmarks.reports.scaling import amortised
 from examples.language_model import report
 from examples.shared import compare
 
@@ -117,6 +116,9 @@ def at_a_glance() -> Table:
     compiled = compilation.over_adamw("resnet50")
     table = []
     for name, title in NAMES.items():
+        if name == "whitening":
+            table.append(_whitening(launched[name], passes, interval))
+            continue
         if name not in update:
             continue  # not measured yet
         row, gpu = update[name], launched.get(name)
@@ -132,43 +134,30 @@ def at_a_glance() -> Table:
                 _decompositions(gpu),
             ]
         )
-        if name == "jorge":
-            own = _whitening(_plain(step["sgd"]), passes, interval)
-            gpu = launched["whitening"]
-            own += [f"{compiled['whitening']:.1f}", str(gpu["plain"]["operations"])]
-            table.append([*own, _decompositions(gpu)])
     header = ["", "step on one CPU core over SGD's", "its share of the step's FLOPs"]
     header += ["state over AdamW's", "compiling the update over AdamW's"]
     return [*header, "operations on an A100, plain update", "decompositions"], table
 
 
-def _whitening(seconds: float, passes: int, interval: int) -> list[str]:
-    """The whitening rule on ResNet-50, from the studies that have measured it.
+def _whitening(gpu: Row, passes: int, interval: int) -> list[str]:
+    """The whitening rule on ResNet-50, whose update has only been counted and compiled.
 
     Args:
-      seconds: Of SGD's step.
+      gpu: Its row of what was compiled for a GPU.
       passes: Operations of the forward and the backward pass.
       interval: Steps between refreshes.
     """
-    model = {"model": "resnet50"}
-    timed = {
-        row["optimizer"]: row
-        for row in results.rows("example_cost")
-        if {**model, "version": "now"}.items() <= row.items()
-    }
-    counted = next(r for r in results.rows("rule_cost") if model.items() <= r.items())
-    plain, refresh = (
-        timed["whitening"][f"{kind}_seconds"]["median"] for kind in ("plain", "refresh")
-    )
-    more = plain + (refresh - plain) / interval
-    more -= timed["sgd"]["plain_seconds"]["median"]
-    rule = counted["whitening"]
-    flops = rule["plain"] + rule["refresh"] / interval
+    key = {"kind": "bytes", "variant": "whitening", "model": "resnet50"}
+    state = next(r for r in results.rows("memory_study") if key.items() <= r.items())
+    flops = amortised(**gpu["flops"], interval=interval)
     return [
         NAMES["whitening"],
-        f"{1 + more / seconds:.2f}",
+        "not timed",
         f"{flops / (passes + flops):.1%}",
-        f"{rule['state_bytes'] / counted['adamw_bytes']:.2f}",
+        f"{state['over_adamw']:.2f}",
+        f"{compilation.over_adamw('resnet50')['whitening']:.1f}",
+        str(gpu["plain"]["operations"]),
+        _decompositions(gpu),
     ]
 
 
@@ -220,11 +209,7 @@ def memory_runs() -> Table:
 
 
 def summary() -> Table:
-    """Optimizers by workload: steps and seconds to the target, end, bytes, misses."""
-    costs = {
-        (row["problem"], row["optimizer"]): row
-        for row in results.read("problem_costs")["rows"]
-    }
+    """Optimizers by workload: steps and seconds to the target, end, misses."""
     table = []
     for name, title in (
         ("classification", "ResNet-8, CIFAR-10 at 16 px"),
@@ -232,14 +217,13 @@ def summary() -> Table:
     ):
         comparison, _ = workloads.read(name)
         for optimizer, seeds in comparison.runs.items():
-            if optimizer == "sgd/thirds" or "composite" in optimizer:
+            if optimizer == "sgd/thirds":
                 continue
             crossings = [
                 compare.crossing(rows, comparison.metric, comparison.target)
                 for rows in seeds
             ]
             found = [row for row in crossings if row]
-            plain = optimizer.partition("/")[0].partition(",")[0]
             table.append(
                 _summary_row(
                     title,
@@ -248,7 +232,6 @@ def summary() -> Table:
                     [row["seconds"] for row in found],
                     [rows[-1][comparison.metric] for rows in seeds],
                     comparison.target,
-                    costs.get((name, plain), {}).get("state_bytes"),
                 )
             )
     for name, title in (
@@ -256,10 +239,10 @@ def summary() -> Table:
         ("resnet", "small ResNet, CIFAR-10 halved"),
         ("autoencoder", "autoencoder, Fashion-MNIST"),
     ):
-        table += _problem(name, title, costs)
+        table += _problem(name, title)
     table += _language_model_rows()
     header = ["workload (target)", "optimizer", "steps to the target, median"]
-    header += ["seconds to it", "at the end, mean", "state", "seeds that missed it"]
+    header += ["seconds to it", "at the end, mean", "seeds that missed it"]
     return header, table
 
 
@@ -282,10 +265,6 @@ def language_model() -> tuple[float, dict[str, dict[int, tuple[int | None, float
 
 def _language_model_rows() -> list[list[str]]:
     target, runs = language_model()
-    rows = results.read("adamw_study")["rows"]
-    size = {
-        row["variant"]: row["state_bytes"] for row in rows if row["stage"] == "final"
-    }
     table = []
     for variant in ("adamw", "muon", "jorge", "jorge, whitening"):
         own = runs[variant].values()
@@ -298,13 +277,12 @@ def _language_model_rows() -> list[list[str]]:
                 None,
                 [final for _, final in own],
                 target,
-                size[variant],
             )
         )
     return table
 
 
-def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
+def _problem(name: str, title: str) -> list[list[str]]:
     data = results.read(f"training_{name}")
     facts = data["provenance"]
     table = []
@@ -315,19 +293,16 @@ def _problem(name: str, title: str, costs: dict) -> list[list[str]]:
         key = {"stage": "final", "optimizer": optimizer}
         runs = [row for row in data["rows"] if key.items() <= row.items()]
         steps = [steps_to_target(row, facts) for row in runs]
-        cost = costs.get((name, optimizer.removesuffix("/sgd-rate")))
         found = [step for step in steps if step]
-        seconds = cost and [step * cost["step_seconds"]["median"] for step in found]
         finals = [row["final"] for row in runs]
         table.append(
             _summary_row(
                 title,
                 optimizer,
                 found,
-                seconds,
+                None,
                 finals,
                 facts["target"],
-                cost and cost["state_bytes"],
             )
         )
     return table
@@ -340,7 +315,6 @@ def _summary_row(
     seconds: list[float] | None,
     finals: list[float | None],
     target: float,
-    state_bytes: int | None,
 ) -> list[str]:
     good = [final for final in finals if final is not None]
     missed = len(finals) - len(steps)
@@ -350,7 +324,6 @@ def _summary_row(
         f"{np.median(steps):.0f}" if steps else "missed",
         _median_seconds(seconds),
         f"{np.mean(good):.4g}" if good else "diverged",
-        f"{state_bytes / 1e6:.2f} MB" if state_bytes else "not counted",
         f"{missed} of {len(finals)}" if missed else "none",
     ]
 
@@ -393,6 +366,11 @@ def _mean_flops(row: Row, interval: float) -> float:
 
 def _own_interval(row: Row, interval: float) -> float:
     return 1 / PSGD_SHARE if row["optimizer"] == "psgd" else interval
+
+
+def amortised(plain: float, refresh: float, interval: float) -> float:
+    """Mean over an interval in which one step costs `refresh` more than the others."""
+    return plain + refresh / interval
 
 
 def _compile(row: Row) -> float:

@@ -168,26 +168,6 @@ def _divided(row: dict[str, Any]) -> str:
     return ", FSDP" if row.get("parameters") == "fsdp" else ""
 
 
-def gather_dtype() -> Table:
-    """Rows: problems; the losses of all seeds, and their paired difference."""
-    rows = results.read("gather_dtype")["rows"]
-    table = []
-    for case in dict.fromkeys(row["case"] for row in rows):
-        own = [row["loss"] for row in rows if row["case"] == case]
-        losses = {
-            dtype: [loss[dtype] for loss in own] for dtype in ("float32", "bfloat16")
-        }
-        differences = [loss["bfloat16"] - loss["float32"] for loss in own]
-        table.append(
-            [
-                case,
-                *(", ".join(f"{x:.4f}" for x in found) for found in losses.values()),
-                f"{sum(differences) / len(differences):+.4f}",
-            ]
-        )
-    return ["loss, by seed", "float32", "bfloat16", "mean difference"], table
-
-
 def distributed_time() -> Table:
     """Rows: numbers of devices."""
     rows = _rows("timed")

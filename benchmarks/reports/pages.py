@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.harness import results
 from benchmarks.reports import (
     compilation,
     contracts,
@@ -27,9 +26,6 @@ from benchmarks.reports import (
     robustness,
     rules,
     scale,
-    scaling,
-    staggering,
-    timings,
     workloads,
 )
 
@@ -48,51 +44,9 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def refresh_bias() -> str:
-    """Rows: commuting or not; columns: sides."""
-    rows = [r for r in results.read("refresh_bias")["rows"] if r["refreshes"] == 1000]
-    sides = sorted({row["side"] for row in rows})
-    table = []
-    for commuting in (True, False):
-        errors = {
-            row["side"]: np.mean(row["relative_error"])
-            for row in rows
-            if row["commuting"] == commuting
-        }
-        name = "all matrices commute" if commuting else "they do not"
-        table.append([name, *(f"{errors[side]:.1%}" for side in sides)])
-    return markdown(["", *(f"{side} x {side}" for side in sides)], table)
-
-
 def _seeds(values: list[float], digits: int = 4) -> str:
     return (
         f"{np.mean(values):.{digits}f} ({', '.join(f'{v:.{digits}f}' for v in values)})"
-    )
-
-
-def tiles_study() -> str:
-    """Rows: variants."""
-    rows = results.read("tiles_study")["rows"]
-    return markdown(
-        ["", "training loss after 400 steps, mean (seeds)"],
-        [[row["variant"], _seeds(row["final_loss"])] for row in rows],
-    )
-
-
-def interval_study() -> str:
-    """Rows: variants."""
-    rows = results.read("interval_study")["rows"]
-    return markdown(
-        ["interval", "refreshes", "mean loss of 600 steps (seeds)", "of the last 50"],
-        [
-            [
-                row["variant"],
-                str(row["refreshes"]),
-                _seeds(row["mean_loss"]),
-                _seeds(row["final_loss"]),
-            ]
-            for row in rows
-        ],
     )
 
 
@@ -114,9 +68,6 @@ def _made(function: Callable[..., rules.Table], *arguments: str):
 
 TABLES = {
     "adamw_study": adamw_study,
-    "interval_study": interval_study,
-    "refresh_bias": refresh_bias,
-    "tiles_study": tiles_study,
     **{
         function.__name__: _made(function)
         for function in (
@@ -137,7 +88,6 @@ TABLES = {
             distributed.distributed_gpu,
             distributed.distributed_scale,
             distributed.distributed_time,
-            distributed.gather_dtype,
             evidence.default_rate,
             evidence.headline,
             evidence.once_or_twice,
@@ -147,48 +97,20 @@ TABLES = {
             evidence.tuned,
             gpu.gpu_aims,
             gpu.gpu_bounds,
-            gpu.gpu_causes,
-            gpu.gpu_first,
-            gpu.gpu_refresh_causes,
-            gpu.gpu_moved,
             gpu.gpu_compile,
             gpu.gpu_shares,
-            gpu.gpu_staggering,
             gpu.gpu_steps,
             robustness.descent,
             robustness.fuzz,
             rules.ablation,
-            rules.numerics_arithmetic,
-            rules.numerics_cosine,
-            rules.numerics_endurance,
-            rules.numerics_terms,
-            rules.quality,
-            rules.start_study,
-            rules.whitening_cost,
             scale.scale_models,
             scale.scale_options,
             scale.scale_tiles,
-            scaling.gpu_depth,
-            scaling.scaling_depth,
-            scaling.scaling_interval,
-            scaling.scaling_tile,
-            scaling.scaling_width,
-            staggering.staggering,
-            timings.example_steps,
-            timings.example_updates,
         )
     },
     **{
-        f"{function.__name__}_{problem}": _made(function, problem)
-        for function in (
-            rules.training,
-            rules.ranges,
-            rules.rates,
-            rules.lengths,
-        )
-        for problem in (
-            *("mlp", "autoencoder", "autoencoder_long", "resnet", "transformer"),
-        )
+        f"training_{problem}": _made(rules.training, problem)
+        for problem in ("mlp", "resnet", "autoencoder", "autoencoder_long")
     },
     **{
         f"{function.__name__}_{name}": _made(function, name)

@@ -15,10 +15,22 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.reports import demo, numerics_plot, rule_plot, scaling_plot, workloads
+from benchmarks.reports import demo, workloads
 
 FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "images"
 DIGESTS = "plots.json"
+STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "axes.grid": True,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
 
 
 class Plot(NamedTuple):
@@ -30,25 +42,14 @@ class Plot(NamedTuple):
 
 def _styled(figure: Callable[[Any], Figure]) -> Callable[[Any, pathlib.Path], None]:
     def draw(data: Any, path: pathlib.Path) -> None:
-        with mpl.rc_context(numerics_plot.STYLE):
+        with mpl.rc_context(STYLE):
             figure(data).savefig(path, dpi=110)
 
     return draw
 
 
 PLOTS = {
-    "composite.png": Plot(rule_plot.data, _styled(rule_plot.figure)),
     "demo.png": Plot(demo.data, _styled(demo.figure)),
-    "numerics_cosine.png": Plot(
-        numerics_plot.cosine_data, _styled(numerics_plot.cosine_figure)
-    ),
-    "numerics_terms.png": Plot(
-        numerics_plot.terms_data, _styled(numerics_plot.terms_figure)
-    ),
-    "numerics_endurance.png": Plot(
-        numerics_plot.endurance_data, _styled(numerics_plot.endurance_figure)
-    ),
-    "scaling.png": Plot(scaling_plot.data, _styled(scaling_plot.figure)),
     **{
         f"{name}.png": Plot(
             functools.partial(workloads.plot_data, name), workloads.plot

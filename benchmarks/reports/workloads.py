@@ -9,15 +9,11 @@ from benchmarks.harness import results
 from benchmarks.harness.summary import paired_ratio
 from examples.shared import compare
 
-NAMES = (
-    *("classification", "segmentation"),
-    *("detection", "fasterrcnn", "fasterrcnn-cosine"),
-)
+NAMES = ("classification", "segmentation", "detection")
 ORDER = (
-    *("sgd", "adamw", "shampoo", "jorge", "jorge-composite", "jorge-whitening"),
+    *("sgd", "adamw", "shampoo", "jorge", "jorge-whitening"),
     *("sgd/thirds", "shampoo/sgd-schedule"),
-    *("jorge/sgd-schedule", "jorge-composite/sgd-schedule"),
-    "jorge-whitening/sgd-schedule",
+    *("jorge/sgd-schedule", "jorge-whitening/sgd-schedule"),
     "jorge-whitening, twice SGD's length/sgd-schedule",
     *("muon", "soap", "kl-shampoo", "psgd"),
     *("muon, SGD's decay", "soap, SGD's decay"),

@@ -2,13 +2,13 @@
 
 Question: does any rule, with any dtype of roots and any precision of products that one
 may choose, ever make an ascent direction of a gradient?
-Method: that of benchmarks.numerics.endurance, on its streams and on four that were
+Method: that of endurance.py, on recorded and synthetic streams and on four that were
 found by attacks, with a refresh at every step. All streams in tiles of 24 x 16, five in
 64 x 64. Products below float32 are emulated: their inputs are rounded, sums are not;
 these take longer, and run in tiles of 16 x 8.
 Rules that the JSON has are not run again: delete it to measure all again.
-Answer: docs/robustness.md, from benchmarks/results/descent.json, with the columns of
-benchmarks.numerics.endurance.
+Answer: docs/robustness.md, from benchmarks/results/descent.json, with the columns that
+endurance.py defines.
 
     python -m benchmarks.robustness.descent
 """
@@ -16,15 +16,17 @@ benchmarks.numerics.endurance.
 import dataclasses
 
 from benchmarks.harness import results
-from benchmarks.numerics.endurance import LARGE, PRODUCTS, completed
-from benchmarks.numerics.rules import PAPER, WHITENING, Packaged
+from benchmarks.robustness.endurance import LARGE, PRODUCTS, Case, completed
+from jorge_optax import BinomialSeries, Whitening
 
 SMALL_TILE, TILE, LARGE_TILE = (16, 8), (24, 16), (64, 64)
 DTYPES = ("float32", "bfloat16")
 FIVE = (*LARGE, "rank 3 and noise")
+PAPER = Case("paper", BinomialSeries())
+WHITENING = Case("whitening", Whitening())
 
 
-def offered(rule: Packaged) -> list[Packaged]:
+def offered(rule: Case) -> list[Case]:
     """The rule with each dtype of roots and precision of products that one may choose.
 
     Its name goes on with what is not float32.

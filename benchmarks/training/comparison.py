@@ -15,9 +15,9 @@ longer runs of the autoencoder have the rates that were tuned on its short ones.
 metric is taken at each 1% of a run. The target is 0.99 of the mean metric of SGD's
 seeds at the end (a loss: that over 0.99). Ratios of steps are paired by seed: geometric
 mean and 95% t-interval of the logarithms.
-Answer: docs/results/rules.md, from benchmarks/results/training_*.json.
+Answer: docs/results/training.md, from benchmarks/results/training_*.json.
 
-    python -m benchmarks.training.comparison PROBLEM [--tune | --range | --final]
+    python -m benchmarks.training.comparison PROBLEM [--tune | --final]
 
 Runs that the JSON has are not repeated. Without a stage, it only prints.
 """
@@ -217,14 +217,6 @@ class Study:
             for name in names:
                 self.run("final", name, self.rate(name), seed)
 
-    def range(self, families: list[str]) -> None:
-        """Runs three seeds at all learning rates that Shampoo has tried."""
-        tried = (r for r in self.rows("tune") if r["optimizer"] == TUNED["shampoo"])
-        for rate in sorted({row["learning_rate"] for row in tried}):
-            for seed in SEEDS[:3]:
-                for family in families:
-                    self.run("range", f"{family}@10", rate, seed)
-
     def target(self, rows: list[Row]) -> float | None:
         """Returns the target from the final runs of SGD; None until all are done."""
         sgd = {"stage": "final", "optimizer": "sgd"}
@@ -301,15 +293,12 @@ def main() -> None:
     parser.add_argument("problem", choices=PROBLEMS)
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument("--tune", action="store_true", help="choose learning rates")
-    stage.add_argument("--range", action="store_true", help="who trains at which rate")
     stage.add_argument("--final", action="store_true", help="the seeds that count")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, or names")
     arguments = parser.parse_args()
     study = Study(PROBLEMS[arguments.problem]())
     if arguments.tune:
         study.tune(arguments.only or list(TUNED))
-    if arguments.range:
-        study.range(arguments.only or [*ROOTS, "whitening"])
     if arguments.final:
         study.final(arguments.only or list(FINAL))
     study.summary()

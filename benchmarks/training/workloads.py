@@ -4,21 +4,20 @@ Question: how many steps and seconds does each need to 0.99 of what tuned SGD re
 and where does it end? Does Jorge want the step decay in thirds of the paper, or SGD's
 own schedule?
 Method: the examples as a user runs them (`examples.classification`, configuration
-cifar10-16px; `examples.segmentation` and `examples.detection`, configuration scenes;
-`fasterrcnn` is the paper's experiment with schedules). SGD and AdamW are tuned on
-one seed: five learning rates of the ladder 1, 2, 5, ... around a middle, more where the
-best is at the edge, and as many for the others (Muon, PSGD-Kron, SOAP, KL-Shampoo and
-Jorge by shape among them, with AdamW's schedule, and AdamW's decay per step;
-"whitening, tuned" is the whitening rule with SGD's schedule and length at its own rate;
-"SGD's decay" is a peer with SGD's decay per step, and its tuned rate; by-shape/default
-has the rate 0.0425, untuned; from-adamw is the whitening rule with AdamW's settings,
-also at Adam's own length); SGD's schedule is a cosine or a
+cifar10-16px; `examples.segmentation` and `examples.detection`, configuration scenes).
+SGD and AdamW are tuned on one seed: five learning rates of the ladder 1, 2, 5, ...
+around a middle, more where the best is at the edge, and as many for the others (Muon,
+PSGD-Kron, SOAP, KL-Shampoo and Jorge by shape among them, with AdamW's schedule, and
+AdamW's decay per step; "whitening, tuned" is the whitening rule with SGD's schedule and
+length at its own rate; "SGD's decay" is a peer with SGD's decay per step, and its tuned
+rate; by-shape/default has the rate 0.0425, untuned; from-adamw is the whitening rule
+with AdamW's settings, also at Adam's own length); SGD's schedule is a cosine or a
 polynomial, as in the references. What SGD and AdamW found is in the configurations. The
 other variants of Jorge, and Shampoo, are not tuned. Then five other seeds; for each
 seed all start from the same parameters and see the same batches. The target is 0.99 of
 the mean of SGD's final metric. Last, Jorge with SGD's schedule, but in the share of
-SGD's steps that the paper needed to SGD's accuracy (0.73, 0.60 and 0.59). Seconds
-are those of the steps, each run on one core of the same machine.
+SGD's steps that the paper needed to SGD's accuracy (0.73, 0.60 and 0.59). Seconds are
+those of the steps, each run on one core of the same machine.
 Answer: docs/results/training.md, from benchmarks/results/workload_*.json.
 
     python -m benchmarks.training.workloads WORKLOAD --tune|--final|--short
@@ -56,9 +55,7 @@ BESIDE = results.sized(2, 0)  # rates tried first on either side of the middle o
 MIDDLES = {
     "classification": {"sgd": 0.1, "adamw": 5e-3},
     "segmentation": {"sgd": 0.2, "adamw": 5e-3},
-    **dict.fromkeys(
-        ("detection", "fasterrcnn", "fasterrcnn-cosine"), {"sgd": 0.05, "adamw": 2e-3}
-    ),
+    "detection": {"sgd": 0.05, "adamw": 2e-3},
 }
 WHITENING, DECAY = "whitening, tuned", ", SGD's decay"
 PEERS = {
@@ -80,14 +77,7 @@ WORKLOADS = {
         classification.make_task,
     ),
     "segmentation": (segmentation_configs.CONFIGS["scenes"], segmentation.make_task),
-    **{
-        name: (detection_configs.CONFIGS[config], detection.make_task)
-        for name, config in (
-            ("detection", "scenes"),
-            ("fasterrcnn", "scenes-fasterrcnn"),
-            ("fasterrcnn-cosine", "scenes-fasterrcnn-cosine"),
-        )
-    },
+    "detection": (detection_configs.CONFIGS["scenes"], detection.make_task),
 }
 
 

@@ -16,30 +16,15 @@ def add(values, key):
 
 # From a plot to a file that it is drawn from, a row there, and a change of one number.
 CHANGES = {
-    "composite.png": (
-        "training_mlp",
-        {"stage": "final", "optimizer": "composite@50/sgd-rate", "seed": 3},
+    "demo.png": (
+        "demo",
+        {"stage": "final", "optimizer": "adamw", "seed": 1},
+        lambda row: add(row["curve"][-1], 1),
+    ),
+    "segmentation.png": (
+        "workload_segmentation",
+        {"stage": "final", "optimizer": "sgd", "seed": 3},
         lambda row: add(row["curve"], -1),
-    ),
-    "numerics_cosine.png": (
-        "numerics_accuracy",
-        {"kind": "resnet", "rule": "paper", "arithmetic": "float32"},
-        lambda row: add(row["bare_cosine"], 0),
-    ),
-    "numerics_terms.png": (
-        "numerics_terms",
-        {"kind": "series, best", "terms": 4},
-        lambda row: add(row, "cosine_100"),
-    ),
-    "numerics_endurance.png": (
-        "numerics_endurance",
-        {"rule": "paper", "stream": "waking direction", "tile": "32x16"},
-        lambda row: add(row["history"]["smallest"], 2),
-    ),
-    "scaling.png": (
-        "scaling_study",
-        {"axis": "depth", "value": 100, "optimizer": "jorge"},
-        lambda row: add(row["compile_seconds"], "median"),
     ),
 }
 
@@ -129,8 +114,3 @@ def test_a_plot_is_drawn_once_until_its_data_change(monkeypatch, tmp_path):
     assert plots.stale(page, tmp_path) == []
     (tmp_path / name).unlink()
     assert plots.stale(page, tmp_path) == [name]
-
-
-def test_the_plot_of_rules_can_be_drawn(tmp_path):
-    plots.draw("composite.png", tmp_path)
-    assert (tmp_path / "composite.png").stat().st_size > 10_000

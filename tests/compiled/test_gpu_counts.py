@@ -36,23 +36,6 @@ class Counts(NamedTuple):
 # ResNet-50's 161); one for each root, which a plain step touches (20 for 10 stacks);
 # the rest cut gradients into tiles, take norms and put directions together, as XLA
 # fuses it. 4 copied bytes are a count.
-#
-# All fell when momenta, norms and the product of the descent guard moved into one
-# kernel a stack, and the guards into a conditional: largest entries are no longer
-# computed, and sums that belong to one kernel are one reduction. ResNet-50 had 269
-# (series) and 249 (whitening), DeepLabv3 282, the transformer 83 and 73. The
-# conditional is one operation more, and the transformer's whitening copies its count,
-# as series did.
-#
-# All fell again when stacks of two to five parts were joined in the kernels that use
-# them, entries were no longer counted beside their squares, roots were scaled where
-# they are joined, and whitening's traces and norms were taken of batches and not of
-# stacks: ResNet-50 had 199 and 333 (series), 209 and 476 (whitening), DeepLabv3 219
-# and 346, the transformer 64 and 204 (whitening), 58 and 156 (series); staggered, 98
-# and 268 (series), 98 and 310 (whitening). Whitening's fell a third time when the
-# numbers of all lengths of side were computed at once: ResNet-50 had 438 in a refresh,
-# the transformer 61 and 187, and a copy of the count; staggered, 88 and 285. A refresh
-# fell by one where the factors that balance both sides are computed at once, too.
 PINNED = {
     # 20 + 50 products, none joined.
     ("resnet50", "series"): Counts(197, 20, 0, 329, 70),
@@ -106,37 +89,6 @@ def test_counts_are_the_pinned_ones(plugin, model, rule):
     )
     assert plain["root_copied_bytes"] == 0
     assert refresh["cusolver_calls"] == refresh["other_calls"] == 0
-    graphs = {"cuda_graphs": 1, "outside_of_graphs": {}}
-    assert programs.graph_counts(program.thunks) == graphs
-
-
-class Staggered(NamedTuple):
-    """What is pinned of staggered refreshes at interval 10."""
-
-    least_operations: int  # of a step at which no conditional is true
-    most_operations: int  # of a step at which all are but that of the first steps
-
-
-# Where they come from: those of a plain step, a refresh of the stacks that have a part
-# in each slot, and a conditional for each other stack, of about 40 operations.
-STAGGERED = {
-    ("transformer", "series"): Staggered(72, 232),
-    ("transformer", "whitening"): Staggered(87, 282),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "rule"), STAGGERED)
-def test_staggered_refreshes_copy_no_root(plugin, model, rule):
-    optimizer = jorge(0.1, 0.9, 1e-3, rule=RULES[rule], stagger=True)
-    program = compiled(optimizer, MODELS[model]())
-    found = programs.staggered(program.text, early=rule == "whitening")
-    assert STAGGERED[model, rule] == Staggered(
-        found["least"]["operations"], found["most"]["operations"]
-    )
-    for own in found.values():
-        assert own["root_copied_bytes"] == 0
-        assert own["cusolver_calls"] == own["other_calls"] == 0
     graphs = {"cuda_graphs": 1, "outside_of_graphs": {}}
     assert programs.graph_counts(program.thunks) == graphs
 

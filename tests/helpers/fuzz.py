@@ -313,7 +313,6 @@ VALUES: dict[str, st.SearchStrategy] = {
     "grafting": st.sampled_from(["sgd", None, "adam", 3, lengths.Adam]),
     "precision": st.sampled_from(["highest", "default", "low", None]),
     "refresh_precision": st.sampled_from(["highest", "high", "low", None]),
-    "stagger": st.sampled_from([True, False, 1, None]),
     "tiling": st.sampled_from([None, Tiling(1), Tiling(2), 3]),
     "rule": st.sampled_from([None, Whitening(), Whitening, "paper"]),
 }

@@ -51,7 +51,6 @@ def products_of(optimizer):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -64,9 +63,9 @@ def products_of(optimizer):
         ({"precision": HIGH, "refresh_precision": "default"}, (HIGH, DEFAULT)),
     ],
 )
-def test_each_product_has_the_precision_of_its_kind(rule, stagger, options, expected):
+def test_each_product_has_the_precision_of_its_kind(rule, options, expected):
     def make(factory, **more):
-        return factory(rule=RULES[rule], stagger=stagger, **options, **more)
+        return factory(rule=RULES[rule], **options, **more)
 
     for optimizer in (make(jorge, learning_rate=0.1), make(scale_by_jorge)):
         applied, refreshed = expected

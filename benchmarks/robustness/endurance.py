@@ -1,15 +1,10 @@
-"""Measures roots over 100,000 refreshes.
+"""Refreshes roots 100,000 times, and records the worst of what they were.
 
-Question: rounding errors of float32 may accumulate, and directions without gradient may
-grow. Do the roots stay symmetric, positive and finite?
-Method: every stream in float32, in a scan. Synthetic streams are continued (scales
-change after half the refreshes), the others are repeated. All in tiles of 32 x 16, four
-in 64 x 64. Asymmetry (norm of root - its transpose, over that of the root), finiteness,
-size, and the cosine of each gradient with its direction are checked at each refresh,
-eigenvalues (by ``eigh`` in float64, of the symmetric part) every 1,000. Of two sides
-the worse one is shown. Rules that the JSON has are not run again: delete it to measure
-all again. What the package offers now is measured by benchmarks.robustness.descent.
-Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, where
+Every stream runs in float32, in a scan. Synthetic streams are continued (scales change
+after half the refreshes), the others are repeated. Asymmetry (norm of root - its
+transpose, over that of the root), finiteness, size, and the cosine of each gradient
+with its direction are checked at each refresh, eigenvalues (by ``eigh`` in float64, of
+the symmetric part) every 1,000. Of two sides the worse one is recorded. A row has
 
     asymmetry        the largest
     smallest         eigenvalue over the largest, the smallest seen
@@ -20,10 +15,9 @@ Answer: docs/composite.md, from benchmarks/results/numerics_endurance.json, wher
     ascents          number of refreshes after which the roots alone, without the guard
                      of the step, would have made the cosine zero or less
     history          asymmetry (the largest until then) and smallest eigenvalue
-
-    python -m benchmarks.numerics.endurance
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,28 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import results
-from benchmarks.numerics.arithmetic import with_products_in
-from benchmarks.numerics.figures import rounded
-from benchmarks.numerics.rules import (
-    COMPOSITE,
-    PAPER,
-    SUBSTEPPED,
-    Packaged,
-    Rule,
-)
-from benchmarks.numerics.streams import (
+from benchmarks.robustness.arithmetic import with_products_in
+from benchmarks.robustness.streams import (
     HOSTILE,
     SYNTHETIC,
-    Stream,
     quadratics,
     recorded,
     synthetic_gradient,
 )
-from jorge_optax import Sides
+from jorge_optax import Preconditioner, Rule, Sides
 
 REFRESHES, CHUNK = results.sized(100_000, 200), 100
 HISTORY = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-TILE, LARGE_TILE = (32, 16), (64, 64)
 # Products of what "highest", "high" and "default" allow at the least.
 PRODUCTS = {
     jax.lax.Precision.HIGHEST: "float32",
@@ -70,6 +54,39 @@ LARGE = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A rule of the package with options, on a stack of n tiles of one shape.
+
+    Attributes:
+      name: how results call it.
+      rule: the rule.
+      root_dtype: dtype of the roots.
+      precision: what the rule is told of its products. On a CPU it changes nothing
+        else: see arithmetic.py, which rounds their inputs.
+    """
+
+    name: str
+    rule: Rule
+    root_dtype: str = "float32"
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+
+    def init(self, tiles: tuple[int, int, int]) -> Preconditioner:
+        """What is kept of n tiles of some rows and columns before the first refresh."""
+        structs = {"": jax.ShapeDtypeStruct(tiles, jnp.float32)}
+        return self.rule.init(structs, eps=1e-6, dtype=jnp.dtype(self.root_dtype))
+
+    def refresh(self, kept: Preconditioner, gradients: jax.Array) -> Preconditioner:
+        """One refresh, by the package's own code."""
+        options = dict(damping=0.0, precision=self.precision)
+        return self.rule.refresh(kept, {"": gradients}, None, **options)
+
+    def direction(self, kept: Preconditioner, gradients: jax.Array) -> jax.Array:
+        """What the package makes of the gradients, behind its guard."""
+        made = self.rule.precondition(kept, {"": gradients}, precision=self.precision)
+        return made[""]
+
+
 class Worst(NamedTuple):
     """What was seen so far, for each tile."""
 
@@ -81,19 +98,18 @@ class Worst(NamedTuple):
     ascents: jax.Array
 
 
-def cut(stream: Stream, tile: tuple[int, int]) -> np.ndarray:
+def cut(name: str, gradients: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
     """The corner of all gradients, transposed if they are too flat."""
-    gradients = stream.gradients
     if gradients.shape[1] < tile[0]:
         gradients = gradients.swapaxes(1, 2)
     gradients = gradients[:, : tile[0], : tile[1]]
     if gradients.shape[1:] != tile:
-        raise ValueError(f"{stream.name} is too small for a tile of {tile}.")
+        raise ValueError(f"{name} is too small for a tile of {tile}.")
     return gradients
 
 
 def endure(
-    rules: Sequence[Rule],
+    rules: Sequence[Case],
     names: list[str],
     repeated: np.ndarray,
     tile: tuple[int, int],
@@ -138,7 +154,7 @@ def endure(
 class Endurance:
     """The state of one rule on n tiles, and what was seen of it."""
 
-    def __init__(self, rule: Rule, n: int, tile: tuple[int, int]) -> None:
+    def __init__(self, rule: Case, n: int, tile: tuple[int, int]) -> None:
         """Starts before the first refresh."""
         self.rule, self.tile, self.done = rule, tile, 0
         self.run = jax.jit(
@@ -158,7 +174,7 @@ class Endurance:
         self.state, self.worst = self.run((self.state, self.worst), gradients)
         self.done = done
         if done in HISTORY or done % 1000 == 0:
-            now = smallest_eigenvalues(self.state.roots)
+            now = smallest_eigenvalues(self.state.roots[""])
             self.smallest = np.fmin(self.smallest, now)
             if done in HISTORY:
                 self.history["refreshes"].append(done)
@@ -190,16 +206,15 @@ def _of_one(values: list, i: int) -> list:
     return list(rounded(dict(enumerate(own))).values())
 
 
-def _step(rule: Rule, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
+def _step(rule: Case, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
     state, worst = carry
-    products = PRODUCTS[rule.precision] if isinstance(rule, Packaged) else "float32"
+    products = PRODUCTS[rule.precision]
     state = with_products_in(products, rule.refresh)(state, gradients)
-    roots = jax.tree.map(lambda root: root.astype(gradients.dtype), state.roots)
+    roots = jax.tree.map(lambda root: root.astype(gradients.dtype), state.roots[""])
     asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, roots))
     entry = functools.reduce(jnp.maximum, map(_largest_entry, roots))
-    plain = made = with_products_in(products, _plain_direction)(roots, gradients)
-    if isinstance(rule, Packaged):
-        made = with_products_in(products, rule.direction)(state, gradients)
+    plain = with_products_in(products, _plain_direction)(roots, gradients)
+    made = with_products_in(products, rule.direction)(state, gradients)
     return (
         state,
         Worst(
@@ -255,25 +270,24 @@ def smallest_eigenvalues(roots: Sides) -> np.ndarray:
 def completed(
     rows: list[dict[str, Any]],
     tile: tuple[int, int],
-    rules: Sequence[Rule],
+    rules: Sequence[Case],
     only: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """The rows, and those that they lack: of a tile, by rules, on some streams."""
-    streams = {stream.name: stream for stream in [*recorded(), *quadratics()]}
+    streams = {**recorded(), **quadratics()}
     names = [n for n in [*MADE_UP, *streams] if only is None or n in only]
     known = {row["rule"] for row in rows if row["tile"] == f"{tile[0]}x{tile[1]}"}
     lacking = [rule for rule in rules if rule.name not in known]
-    repeated = np.stack([cut(streams[n], tile) for n in names if n in streams], 1)
+    repeated = np.stack([cut(n, streams[n], tile) for n in names if n in streams], 1)
     return rows + endure(lacking, names, repeated, tile)
 
 
-def main() -> None:
-    """Runs what the JSON lacks."""
-    for tile, only in ((TILE, None), (LARGE_TILE, LARGE)):
-        rows = results.rows("numerics_endurance")
-        rows = completed(rows, tile, (PAPER, SUBSTEPPED, COMPOSITE), only)
-        results.write("numerics_endurance", rows, seeds=[0])
+def rounded(row: dict[Any, Any]) -> dict[Any, Any]:
+    """Numbers with 4 digits; None for those that are not finite."""
 
+    def short(value):
+        if isinstance(value, bool | int | str | None):
+            return value
+        return float(f"{value:.4g}") if np.isfinite(value) else None
 
-if __name__ == "__main__":
-    main()
+    return {key: short(value) for key, value in row.items()}

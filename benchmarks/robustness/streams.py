@@ -1,14 +1,11 @@
-"""Gradient sequences on which the rules are compared.
+"""Gradient sequences on which the rules are tried.
 
 Recorded ones are gradients of one tile of one layer, at consecutive steps of SGD with
 momentum 0.9 on the training problems. They are recorded when first asked for and kept
 in the folder ``recorded``; delete it to record again. The others are synthetic, each
-with one property that is difficult for roots. The quadratics have a known answer.
-
-    python -m benchmarks.numerics.streams   # records, and lists all
+with one property that is difficult for roots.
 """
 
-import dataclasses
 import functools
 import itertools
 import pathlib
@@ -22,31 +19,10 @@ import optax
 
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS
-from jorge_optax import Sides
 
 FOLDER = results.sized(pathlib.Path(__file__).parent, results.FOLDER) / "recorded"
 STEPS = results.sized(300, 100)
-SYNTHETIC_TILE = (64, 32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Stream:
-    """Gradients of one tile, one for each refresh.
-
-    Attributes:
-      name: how results call it.
-      kind: the model that it was recorded from, "quadratic" or "synthetic".
-      gradients: ``[steps, R, C]``, float32.
-      event: the number of refreshes after which something happens, if anything.
-      known: the exact roots of the expected statistics, up to their scale, if known.
-    """
-
-    name: str
-    kind: str
-    gradients: np.ndarray
-    event: int | None = None
-    known: Sides | None = None
-
+Streams = dict[str, np.ndarray]  # by name: ``[steps, R, C]``, one for each refresh
 
 # Model, step at which recording starts, and the tiles as the package would cut them
 # with sides of at most 128. Rows of the first layer are pixels: rows 336 to 447 are
@@ -77,15 +53,14 @@ if results.SMOKE:
     TILES = {"transformer, MLP": TILES["transformer, MLP"]}  # needs no data set
 
 
-def recorded() -> list[Stream]:
+def recorded() -> Streams:
     """All recorded streams."""
-    streams = []
+    streams = {}
     for name, (model, start, *_) in TILES.items():
         path = FOLDER / f"{name}.npy"
         if not path.exists():
             _record(model, start)
-        kind = f"{model}, late" if start else model
-        streams.append(Stream(name, kind, np.load(path, allow_pickle=False)))
+        streams[name] = np.load(path, allow_pickle=False)
     return streams
 
 
@@ -143,26 +118,20 @@ def _record(model: str, start: int) -> None:
         np.save(FOLDER / f"{name}.npy", array)
 
 
-def quadratics(tile: tuple[int, int] = (64, 64), steps: int = STEPS) -> list[Stream]:
-    """Gradients ``A (W - W*) B`` of a quadratic, W scattered about its optimum.
-
-    With independent standard normal entries of ``W - W*``, the statistics' expected
-    values are multiples of ``A^2`` and ``B^2``, and their roots of ``A^(-1/2)`` and
-    ``B^(-1/2)``, whatever the weights of single gradients.
-    """
-    streams = []
+def quadratics(tile: tuple[int, int] = (64, 64), steps: int = STEPS) -> Streams:
+    """Gradients ``A (W - W*) B`` of a quadratic, W scattered about its optimum."""
+    streams = {}
     for condition in (1e1, 1e2, 1e3):
         rng = np.random.default_rng(0)
-        factors, roots = [], []
+        factors = []
         for side in tile:
             basis = np.linalg.qr(rng.normal(size=(side, side)))[0]
             values = np.geomspace(1, 1 / condition, side)
             factors.append((basis * values) @ basis.T)
-            roots.append((basis * values**-0.5) @ basis.T)
         errors = rng.normal(size=(steps, *tile))
         gradients = (factors[0] @ errors @ factors[1]).astype(np.float32)
         name = f"quadratic, condition {condition:.0e}".replace("e+0", "e")
-        streams.append(Stream(name, "quadratic", gradients, known=Sides(*roots)))
+        streams[name] = gradients
     return streams
 
 
@@ -267,11 +236,9 @@ HOSTILE: dict[str, Callable[..., jax.Array]] = {
     ),
 }
 EVENTS = {
-    "noise": 100,  # no event: the neighbour of "one tiny gradient"
     "scale up by 1e3": 150,
     "scale down by 1e3": 150,
     "waking direction": 1000,
-    "zero stretches": 150,
     "one tiny gradient": 100,
 }
 
@@ -283,35 +250,3 @@ def synthetic_gradient(
     key = jax.random.fold_in(jax.random.key(0), t)
     event = EVENTS.get(name, 0) if event is None else event
     return {**SYNTHETIC, **HOSTILE}[name](key, tile, t, event).astype(jnp.float32)
-
-
-def synthetic(
-    tile: tuple[int, int] = SYNTHETIC_TILE, steps: int | None = None
-) -> list[Stream]:
-    """All synthetic streams, 300 steps long; 1,100 where a direction wakes late."""
-    streams = []
-    for name in SYNTHETIC:
-        length = steps or (1100 if name == "waking direction" else STEPS)
-        one = functools.partial(synthetic_gradient, name, tile)
-        gradients = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(length)))
-        streams.append(Stream(name, "synthetic", gradients, EVENTS.get(name)))
-    return streams
-
-
-def all_streams() -> list[Stream]:
-    """Returns recorded, quadratic and synthetic streams."""
-    return [*recorded(), *quadratics(), *synthetic()]
-
-
-def main() -> None:
-    """Records, and lists all."""
-    for stream in all_streams():
-        norms = np.linalg.norm(stream.gradients, axis=(1, 2))
-        print(
-            f"{stream.name:<28} {stream.gradients.shape!s:<18}"
-            f"norm {norms.min():.2e} to {norms.max():.2e}"
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,72 @@
+"""The streams, the arithmetic and the counts of the attack on long streams."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.robustness import descent, endurance
+from benchmarks.robustness.arithmetic import with_products_in
+from benchmarks.robustness.streams import HOSTILE, SYNTHETIC, synthetic_gradient
+
+
+def test_products_are_rounded_and_nothing_else():
+    x = jnp.asarray([[1 + 2.0**-9, 0.0], [0.0, 1.0]])
+
+    def function(x):
+        return jax.jit(jnp.matmul)(x, jnp.eye(2)), x + 0
+
+    for arithmetic, expected in (("float32", x), ("tf32", x), ("bf16", jnp.eye(2))):
+        product, same = with_products_in(arithmetic, function)(x)
+        np.testing.assert_array_equal(product, expected)
+        np.testing.assert_array_equal(same, x)
+
+
+def test_endurance_sees_asymmetry():
+    gradients = np.random.default_rng(2).normal(size=(30, 1, 8, 4)).astype(np.float32)
+    for rule, symmetric in ((descent.PAPER, False), (descent.WHITENING, True)):
+        made_up, repeated = endurance.endure(
+            [rule], ["heavy tails", "repeated"], gradients, (8, 4), 200
+        )
+        for row in (made_up, repeated):
+            assert (row["asymmetry"] == 0) == symmetric
+            assert row["history"]["refreshes"] == [100, 200]
+        assert made_up["asymmetry"] != repeated["asymmetry"] or symmetric
+        assert repeated["smallest"] > 0
+        assert repeated["non_finite"] == 0
+        assert 0 < repeated["cosine"] < 1
+        assert repeated["ascents"] == 0
+
+
+def test_endurance_rounds_what_is_offered():
+    gradients = np.random.default_rng(2).normal(size=(30, 1, 8, 4)).astype(np.float32)
+    rules = descent.offered(descent.WHITENING)
+    rows = endurance.endure(rules, ["repeated"], gradients, (8, 4), 100)
+    assert [row["rule"] for row in rows] == [
+        "whitening",
+        "whitening, tf32 products",
+        "whitening, bf16 products",
+        "whitening, bfloat16 roots",
+        "whitening, bfloat16 roots, tf32 products",
+        "whitening, bfloat16 roots, bf16 products",
+    ]
+    cosines = [row["cosine"] for row in rows]
+    assert cosines[0] not in cosines[1:]
+    np.testing.assert_allclose(cosines, cosines[0], rtol=0.1)
+
+
+def test_endurance_sees_ascent():
+    directions = jnp.asarray([[[1.0, 0.0]], [[0.0, 2.0]], [[-1.0, 1.0]], [[1.0, 1.0]]])
+    gradients = jnp.asarray([[[3.0, 0.0]], [[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 0.0]]])
+    np.testing.assert_allclose(
+        endurance.cosine(directions, gradients), [1, 0, -(0.5**0.5), 1], rtol=1e-6
+    )
+
+
+def test_hostile_streams_are_made():
+    for name in HOSTILE:
+        first, second = (synthetic_gradient(name, (8, 6), t) for t in (0, 501))
+        assert first.shape == (8, 6)
+        assert not np.allclose(first, second)
+        spread = np.linalg.svd(np.asarray(first), compute_uv=False)
+        assert spread[3] < 0.02 * spread[0]
+    assert HOSTILE.keys().isdisjoint(SYNTHETIC)
