@@ -92,7 +92,7 @@ class JorgeTransformation(optax.GradientTransformationExtraArgs):
             key: option_text(own) for key, own in entries.items() if own is not None
         }
         for name, default in (("numerics", Numerics()), ("tiling", Tiling())):
-            if entries[name] == default:
+            if texts[name] == option_text(default):
                 del texts[name]
         early = settings.rule.early_refreshes
         texts["update_interval"] += f", and 1 in the first {early} steps" * (early > 0)
