@@ -46,18 +46,17 @@ from jorge_optax.lengths import Length, length_of
 
 
 def option_text(option: Any) -> str:
-    """Writes an option: a dataclass as a call without its defaults, a schedule by value."""
+    """Writes an option: a dataclass without its defaults, a schedule by its values."""
     if dataclasses.is_dataclass(option) and not isinstance(option, type):
+        values = {field: vars(option)[field.name] for field in dataclasses.fields(option)}
         changed = (
-            f"{field.name}={getattr(option, field.name)!r}"
-            for field in dataclasses.fields(option)
-            if field.repr and getattr(option, field.name) is not field.default
+            f"{field.name}={own!r}"
+            for field, own in values.items()
+            if field.repr and not (type(own) is type(field.default) and own == field.default)
         )
         return f"{type(option).__name__}({', '.join(changed)})"
     if callable(option):
-        values = (
-            f"{float(option(jnp.int32(n))):.3g} at {n}" for n in (0, 1000, 10_000)
-        )
+        values = (f"{float(option(jnp.int32(n))):.3g} at {n}" for n in (0, 1000, 10_000))
         return f"a schedule: {', '.join(values)}"
     return str(option)
 

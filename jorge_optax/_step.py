@@ -184,21 +184,25 @@ def start_tiles(
     if not stacks:
         # A scalar is a valid prefix of any dict of stacks, which
         # optax.tree.map_params asks of `init` on a tree without leaves.
-        nothing = jnp.zeros([], dtype)
-        sides = Sides(nothing, nothing)
-        return JorgeState(count, sides, nothing, nothing, nothing, nothing)
+        left, right, *others = (jnp.zeros([], dtype) for _ in range(6))
+        return JorgeState(count, Sides(left, right), *others)
 
     def start(init: Callable[[jax.Array], PyTree]) -> dict[str, PyTree]:
         return {key: jax.vmap(init)(own) for key, own in stacks.items()}
 
-    none = start(lambda tile: ())
-    momenta = start(lambda tile: tile.astype(settings.numerics.momenta or tile.dtype))
+    def momenta(tile: jax.Array) -> jax.Array:
+        return jnp.zeros_like(tile, settings.numerics.momenta)
+
+    def nothing_kept(tile: jax.Array) -> tuple[()]:
+        del tile
+        return ()
+
     return JorgeState(
         count=count,
         roots=start_roots(settings.rule, stacks, real, dtype),
-        average=momenta if settings.averages else none,
-        trace=momenta if settings.traces else none,
-        length=start(length.init) if length else none,
+        average=start(momenta if settings.averages else nothing_kept),
+        trace=start(momenta if settings.traces else nothing_kept),
+        length=start(length.init if length else nothing_kept),
         adapted=start(settings.rule.adapt_init),
     )
 
