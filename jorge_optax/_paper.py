@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jorge_optax._errors import check_positive, check_share
-from jorge_optax._rule import MAX_LOG, Root, Rounding, Rule
+from jorge_optax._rule import MAX_SCALE, Root, Rounding, Rule
 
 # A direction that no gradient excites grows against the others at each refresh. Once it
 # is this much larger than those that are excited, it may not grow further: 2**10 in a
@@ -32,15 +32,15 @@ MAX_SPREAD = 2.0**10
 
 
 class Seen(NamedTuple):
-    """What one side sees of a gradient that is divided by ``exp(log_size)``.
+    """What one side sees of a gradient.
 
     Attributes:
-      gram: ``[m, m]``, ``G G^T``.
-      log_size: ``[]``.
+      gram: ``[m, m]``, ``G G^T``, for the gradient divided by its largest entry.
+      size: ``[]``, that entry.
     """
 
     gram: jax.Array
-    log_size: jax.Array
+    size: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +79,12 @@ class BinomialSeries(Rule):
         return Root(jnp.diag(real).astype(dtype), log_scale)
 
     def observe(
-        self, left: Root, right: Root, gradient: jax.Array, log_size: jax.Array
+        self, left: Root, right: Root, gradient: jax.Array, size: jax.Array
     ) -> tuple[Seen, Seen]:
         """Returns the two Gram matrices of lines 5 and 7."""
         del left, right
         gram, other = gradient @ gradient.T, gradient.T @ gradient
-        return Seen(gram, log_size), Seen(other, log_size)
+        return Seen(gram, size), Seen(other, size)
 
     def refresh(
         self, root: Root, seen: Seen, real: jax.Array, rounding: Rounding
@@ -96,51 +96,52 @@ class BinomialSeries(Rule):
         if self.damping:
             share = self.damping * trace / jnp.maximum(jnp.sum(real), 1)
             gram = gram + share * eye
-        x, log_norm, size = excitation(root, gram, seen.log_size)
+        x, norm, unit_norm = excitation(root, Seen(gram, seen.size))
         # Line 6: I - X / (4 |X|) + 5 X^2 / (32 |X|^2), times the old root.
         unit = root.unit - root.unit @ (x / 4 - 5 / 32 * (x @ x))
-        # beta2^(-1/4) = (1 + 1 / |X|)^(1/4).
-        log_scale = root.log_scale + jax.nn.softplus(-log_norm) / 4
+        beta2 = norm / (norm + 1)  # A.1
+        log_scale = root.log_scale - jnp.log(beta2) / 4
 
         # The gradient excites only directions whose root is smaller by MAX_SPREAD than
         # the largest: a multiple of the identity keeps them off zero.
         lift = jnp.max(jnp.abs(unit)) / MAX_SPREAD
-        unit = unit + jnp.where(size < MAX_SPREAD**-4 * trace, lift, 0) * eye
+        unit = unit + jnp.where(unit_norm < MAX_SPREAD**-4 * trace, lift, 0) * eye
         # <G, root G> has sunk to the rounding errors of the root: it starts again, as
         # the root of |G|^2 I, for which |X| is about one.
         errors = 2 * float(jnp.finfo(rounding.dtype).eps)
         lost = jnp.sum(gram * root.unit) <= errors * trace
-        restart = -(jnp.log(trace) + 2 * seen.log_size) / 4
         unit = jnp.where(lost, eye, unit)
-        log_scale = jnp.where(lost, restart, log_scale)
+        restart = trace**-0.25 / jnp.sqrt(seen.size)
 
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(unit)))
         largest = jnp.where(largest > 0, largest, 1)  # a tile that is all padding
-        return Root(unit / largest, log_scale + jnp.log(largest))
+        log_scale = jnp.where(lost, 0, log_scale)
+        log_scale = log_scale + jnp.log(jnp.where(lost, restart, largest))
+        return Root(unit / largest, log_scale)
 
     def precondition(
-        self, left: Root, right: Root, matrix: jax.Array, log_size: jax.Array
+        self, left: Root, right: Root, matrix: jax.Array, size: jax.Array
     ) -> jax.Array:
         """Line 11: ``L_hat G R_hat``; G itself where that does not descend."""
         direction = left.unit @ matrix @ right.unit
         product = jnp.sum(matrix * direction)
         descends = (product > 0) & jnp.isfinite(product)
-        log_scale = left.log_scale + right.log_scale + log_size
-        scale = jnp.exp(jnp.clip(log_scale, -MAX_LOG, MAX_LOG))
+        scale = jnp.exp(left.log_scale + right.log_scale) * size
+        scale = jnp.minimum(scale, MAX_SCALE)
         return scale * jnp.where(descends, direction, matrix)
 
     def report(self, root: Root, seen: Seen) -> dict[str, jax.Array]:
         """Returns ``beta2`` and ``growth``, its inverse fourth root."""
-        _, log_norm, _ = excitation(root, seen.gram, seen.log_size)
-        growth = jnp.exp(jax.nn.softplus(-log_norm) / 4)
-        return {"beta2": jax.nn.sigmoid(log_norm), "growth": growth}
+        _, norm, _ = excitation(root, seen)
+        beta2 = norm / (norm + 1)
+        return {"beta2": beta2, "growth": beta2**-0.25}
 
 
-def excitation(
-    root: Root, gram: jax.Array, log_size: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Line 5: returns ``X / |X|``, ``log |X|``, and ``|unit^4 gram|``."""
-    square = root.unit @ root.unit
-    x = square @ (square @ gram)
-    size = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x)), jnp.finfo(x.dtype).tiny))
-    return x / size, 4 * root.log_scale + 2 * log_size + jnp.log(size), size
+def excitation(root: Root, seen: Seen) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Lines 5 and 7: returns ``X / |X|``, ``|X|``, and ``|unit^4 gram|``."""
+    square, tiny = root.unit @ root.unit, jnp.finfo(root.unit.dtype).tiny
+    x = square @ (square @ seen.gram)
+    unit_norm = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x)), tiny))
+    # X = exp(4 log_scale) size^2 x. Where beta2 is all but 0 or 1, |X| is cut off.
+    scale = jnp.clip(jnp.exp(2 * root.log_scale) * seen.size, 1e-18, 1e6)
+    return x / unit_norm, jnp.maximum(scale**2 * unit_norm, tiny), unit_norm

@@ -40,8 +40,8 @@ class Root(NamedTuple):
     log_scale: jax.Array
 
 
-# Scales of directions are cut off at e^44, the root of the largest float32.
-MAX_LOG = 44.0
+# Scales of directions are cut off at about the root of the largest float32.
+MAX_SCALE = 2.0**63
 
 
 class Rounding(NamedTuple):
@@ -104,12 +104,6 @@ class Numerics:
         )
 
 
-NUMERICS = {
-    "exact": Numerics(apply="highest"),
-    "reduced": Numerics("bfloat16", "bfloat16", "default"),
-}
-
-
 class Rule:
     """How roots start, are refreshed, and are applied, for one matrix.
 
@@ -142,17 +136,15 @@ class Rule:
       ...   def init(self, real, dtype):
       ...     return real.astype(dtype)  # of each row, its mean square
       ...
-      ...   def observe(self, left, right, gradient, log_size):
-      ...     size = jnp.exp(2 * log_size)
-      ...     square = gradient * gradient * size
+      ...   def observe(self, left, right, gradient, size):
+      ...     square = (gradient * size) ** 2
       ...     return jnp.mean(square, 1), jnp.mean(square, 0)
       ...
       ...   def refresh(self, root, seen, real, rounding):
       ...     return self.decay * root + (1 - self.decay) * seen
       ...
-      ...   def precondition(self, left, right, matrix, log_size):
-      ...     scaled = matrix * jax.lax.rsqrt(left + 1e-12)[:, None]
-      ...     return jnp.exp(log_size) * scaled
+      ...   def precondition(self, left, right, matrix, size):
+      ...     return size * matrix * jax.lax.rsqrt(left + 1e-12)[:, None]
       ...
       ...   def matrix(self, root):
       ...     return jnp.diag(jax.lax.rsqrt(root + 1e-12))
@@ -175,7 +167,7 @@ class Rule:
         raise NotImplementedError
 
     def observe(
-        self, left: PyTree, right: PyTree, gradient: jax.Array, log_size: jax.Array
+        self, left: PyTree, right: PyTree, gradient: jax.Array, size: jax.Array
     ) -> tuple[PyTree, PyTree]:
         """Returns what each side has to see of a gradient to be refreshed.
 
@@ -183,7 +175,7 @@ class Rule:
           left: The root of the left side, in float32 or wider.
           right: The root of the right side.
           gradient: ``[R, C]``, finite, divided by its largest entry.
-          log_size: The logarithm of that entry.
+          size: That entry.
         """
         raise NotImplementedError
 
@@ -204,8 +196,17 @@ class Rule:
         """
         raise NotImplementedError
 
-    def precondition(self, left: PyTree, right: PyTree, matrix: jax.Array) -> jax.Array:
-        """Returns the direction of a gradient or momentum ``[R, C]``, at every step."""
+    def precondition(
+        self, left: PyTree, right: PyTree, matrix: jax.Array, size: jax.Array
+    ) -> jax.Array:
+        """Returns the direction of a gradient or momentum, at every step.
+
+        Args:
+          left: The root of the left side.
+          right: The root of the right side.
+          matrix: ``[R, C]``, divided by its largest entry.
+          size: That entry.
+        """
         raise NotImplementedError
 
     def adapt_init(self, tile: jax.Array) -> PyTree:
@@ -355,8 +356,8 @@ def apply_roots(
         for key, own in matrices.items()
     }
     directions = {
-        key: jax.vmap(rule.precondition)(*wide[key], unit, log_size)
-        for key, (unit, log_size, _) in split.items()
+        key: jax.vmap(rule.precondition)(*wide[key], unit, size)
+        for key, (unit, size, _) in split.items()
     }
     adapt = jax.vmap(functools.partial(rule.adapt, count=count))
     pairs = {key: adapt(adapted[key], own) for key, own in directions.items()}
@@ -389,11 +390,11 @@ def split_size(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Divides a matrix by its largest entry, so that sums of squares stay in range.
 
     Returns:
-      The quotient, the logarithm of the entry, and whether that is usable: finite and
-      larger than the subnormal numbers. Else the matrix stays as it is.
+      The quotient, the entry, and whether that is usable: finite and larger than the
+      subnormal numbers. Else the matrix stays as it is, and one is returned.
     """
     # A constant to differentiation: what is divided by it is multiplied by it later.
     size = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
     usable = (size >= jnp.finfo(matrix.dtype).tiny) & jnp.isfinite(size)
     size = jnp.where(usable, size, 1)
-    return matrix / size, jnp.log(size), usable
+    return matrix / size, size, usable

@@ -198,7 +198,7 @@ class Sharded(OneDevice):
     """
 
     mesh: Mesh | jax.sharding.AbstractMesh
-    specs: PyTree
+    specs: PyTree = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         """Checks mesh and specs."""
@@ -216,6 +216,11 @@ class Sharded(OneDevice):
                     "parameters, or a function of a path and a shape that returns a "
                     f"PartitionSpec; got {spec!r} at {path!r}."
                 )
+
+    @property
+    def devices(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of devices."""
+        return self.mesh.size
 
     def _by_path(self) -> dict[str, Any]:
         leaves = jax.tree_util.tree_flatten_with_path(

@@ -232,7 +232,7 @@ def _measure_root(rule: Rule, root: PyTree) -> dict[str, jax.Array]:
     rounding = float(jnp.finfo(leaf.dtype).eps)
     wide = optax.tree_utils.tree_cast(root, jnp.promote_types(leaf.dtype, jnp.float32))
     matrix = rule.matrix(wide)
-    unit, log_size, _ = split_size(matrix)
+    unit, size, _ = split_size(matrix)
     eye = jnp.eye(len(unit), dtype=unit.dtype)
     # Padded rows are zero: they take part in nothing.
     real = jnp.diag(unit) != 0
@@ -245,8 +245,8 @@ def _measure_root(rule: Rule, root: PyTree) -> dict[str, jax.Array]:
     touched = (jnp.sum(off_diagonal, 0) + jnp.sum(off_diagonal, 1)) > 0
     norm = _norm(unit)
     return {
-        "norm": jnp.exp(log_size) * norm,
-        "largest": jnp.exp(log_size) * largest,
+        "norm": size * norm,
+        "largest": size * largest,
         "condition": jnp.where(smallest > 0, largest / smallest, jnp.inf),
         "asymmetry": _norm(unit - unit.T) / norm,
         "at_risk": smallest <= rule.risk * rounding * largest,
@@ -259,15 +259,15 @@ def _measure_gradient(
 ) -> dict[str, jax.Array]:
     wide = jnp.promote_types(gradient.dtype, jnp.float32)
     left, right = (optax.tree_utils.tree_cast(root, wide) for root in (left, right))
-    unit, log_size, _ = split_size(gradient.astype(wide))
-    direction, _, _ = split_size(rule.precondition(left, right, unit, log_size))
+    unit, size, _ = split_size(gradient.astype(wide))
+    direction, _, _ = split_size(rule.precondition(left, right, unit, size))
     lengths = _norm(direction) * _norm(unit)
     cosine = jnp.sum(direction * unit) / jnp.where(lengths > 0, lengths, 1)
     report = {"cosine": cosine}
     sides = zip(
         ("left", "right"),
         (left, right),
-        rule.observe(left, right, unit, log_size),
+        rule.observe(left, right, unit, size),
         strict=True,
     )
     for name, root, seen in sides:

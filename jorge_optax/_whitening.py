@@ -16,7 +16,7 @@ from jorge_optax._errors import (
     check_positive,
     check_share,
 )
-from jorge_optax._rule import MAX_LOG, Root, Rounding, Rule
+from jorge_optax._rule import MAX_SCALE, Root, Rounding, Rule
 
 # (1 + y)^(-1/4) for y from 0 to Y is interpolated at five Chebyshev nodes v of [0, 1],
 # y = Y v. Up to Y = 10 the polynomial falls all the way, as the function does, and is
@@ -91,17 +91,16 @@ class Whitening(Rule):
         return Root(jnp.diag(real).astype(dtype), jnp.zeros([], real.dtype))
 
     def observe(
-        self, left: Root, right: Root, gradient: jax.Array, log_size: jax.Array
+        self, left: Root, right: Root, gradient: jax.Array, size: jax.Array
     ) -> tuple[Seen, Seen]:
         """Whitens the gradient, whose size does not matter."""
-        del log_size
+        del size
         a, b = left.unit, right.unit
         by_left, by_right = a @ gradient, gradient @ b
         rows, columns = gradient.shape
         d = by_left @ b if columns <= rows else a @ by_right
-        log_scale = 2 * (left.log_scale + right.log_scale)
-        share = jnp.exp(jnp.clip(log_scale, -MAX_LOG, MAX_LOG))
-        share = share / jnp.sum(jnp.square(gradient))
+        scale = jnp.exp(2 * (left.log_scale + right.log_scale))
+        share = scale / jnp.sum(jnp.square(gradient))
         return (
             Seen(share * (d @ d.T), share * jnp.sum(jnp.square(by_right))),
             Seen(share * (d.T @ d), share * jnp.sum(jnp.square(by_left))),
@@ -139,16 +138,15 @@ class Whitening(Rule):
         # the norm.
         size = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(half)), tiny))
         unit = unit + rounding.products * size / mean * eye
-        log_scale = root.log_scale + jnp.log(mean) + jnp.log1p(weight) / 2
+        log_scale = root.log_scale + jnp.log(mean * jnp.sqrt(1 + weight))
         return Root(round_root(unit, rounding.dtype), log_scale)
 
     def precondition(
-        self, left: Root, right: Root, matrix: jax.Array, log_size: jax.Array
+        self, left: Root, right: Root, matrix: jax.Array, size: jax.Array
     ) -> jax.Array:
         """Returns ``A M B``."""
-        log_scale = left.log_scale + right.log_scale + log_size
-        scale = jnp.exp(jnp.clip(log_scale, -MAX_LOG, MAX_LOG))
-        return scale * (left.unit @ matrix @ right.unit)
+        scale = jnp.exp(left.log_scale + right.log_scale) * size
+        return jnp.minimum(scale, MAX_SCALE) * (left.unit @ matrix @ right.unit)
 
 
 def interpolate(reach: jax.Array, bound: jax.Array) -> list[jax.Array]:

@@ -158,7 +158,8 @@ class Adam(Length):
         state = self.b2 * state + (1 - self.b2) * jnp.square(gradient)
         first = (1 - b1) / (1 - b1**count)
         second = state / (1 - self.b2**count)
-        step = first * tile.trace / (jnp.sqrt(second) + as_float(self.eps))
+        tiny = jnp.finfo(state.dtype).tiny  # finite derivatives at zero
+        step = first * tile.trace / (jnp.sqrt(jnp.maximum(second, tiny)) + as_float(self.eps))
         return step.astype(gradient.dtype), state.astype(gradient.dtype)
 
     def factor(self, rows: int, columns: int) -> float | jax.Array:
@@ -209,7 +210,7 @@ class Shape(Length):
         """
         unit, _, _ = split_size(tile.trace)
         square = jnp.maximum(jnp.sum(jnp.square(unit)), jnp.finfo(unit.dtype).tiny)
-        return unit * jnp.sqrt(tile.entries / square), state
+        return unit * (jnp.sqrt(tile.entries) / jnp.sqrt(square)), state
 
     def factor(self, rows: int, columns: int) -> float | jax.Array:
         """Returns the root mean square of the steps of a matrix."""
@@ -243,7 +244,9 @@ def rescale(step: jax.Array, direction: jax.Array) -> jax.Array:
     # product may underflow.
     step, direction = jax.lax.optimization_barrier((step, direction))
     tiny, most = jnp.finfo(step.dtype).tiny, jnp.finfo(step.dtype).max
-    size, largest = jnp.max(jnp.abs(step)), jnp.max(jnp.abs(direction))
+    # Constants to differentiation, which what is divided by them does not depend on.
+    size = jax.lax.stop_gradient(jnp.max(jnp.abs(step)))
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(direction)))
     own = step / jnp.maximum(size, tiny)
     unit = direction / jnp.maximum(largest, tiny)
     squares = jnp.stack([jnp.sum(jnp.square(own)), jnp.sum(jnp.square(unit))])
