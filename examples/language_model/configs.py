@@ -96,7 +96,7 @@ def jorge(config: Config, rule=None) -> optax.GradientTransformation:
         config.b2,
         weight_decay=config.weight_decay,
         rule=rule,
-    ).optimizer()
+    )
 
 
 OPTIMIZERS: dict[str, Callable[[Config], optax.GradientTransformation]] = {

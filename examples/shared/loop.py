@@ -9,6 +9,7 @@ the same bits as one that was not.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import signal
@@ -136,7 +137,8 @@ def _train(
         state = devices.put(state, placement.whole)
     checkpoints = Checkpoints(shared, task.metric, keep=run.keep)
     cleanup.callback(checkpoints.close)  # or its threads keep a failed run from exiting
-    saved = checkpoints.restore({"state": state, "seconds": np.float64(0)}, _fit)
+    fit = None if built.rooted is None else functools.partial(_fit, built.rooted)
+    saved = checkpoints.restore({"state": state, "seconds": np.float64(0)}, fit)
     first, seconds = 0, 0.0
     if saved:
         state, seconds = saved[0]["state"], float(saved[0]["seconds"])
@@ -202,8 +204,8 @@ def _train(
                     **score,
                 }
                 log.write({name: _finite(value) for name, value in row.items()})
-                if run.diagnose and built.describe_options is not None:
-                    report = diagnostics(state.opt_state, state.params, **options)
+                if run.diagnose and built.rooted is not None:
+                    report = _diagnose(state, built.rooted)
                     log.write_board(step, report.scalars(), "roots")
                 if at_end or interrupt.asked or step % save_every == 0:
                     checkpoints.save(step, carried, score)
@@ -221,8 +223,8 @@ def _train(
                 raise KeyboardInterrupt
             start = time.perf_counter()
     task.finish(_merge(graph, state.params, state.batch_stats, "eval"), run.folder)
-    if run.diagnose and built.describe_options is not None:
-        report = diagnostics(state.opt_state, state.params, **options)
+    if run.diagnose and built.rooted is not None:
+        report = _diagnose(state, built.rooted)
         run_folder.write_whole(run.folder / "roots.txt", f"{report}\n")
     run_folder.write_whole(
         run.folder / SUMMARY, f"{summarize(what, log.rows, task.metric)}\n"
@@ -303,10 +305,14 @@ def _start(
     return graph, TrainState(step, params, batch_stats, opt_state)
 
 
-def _fit(saved: Any, like: Any) -> Any:
+def _diagnose(state: TrainState, rooted: Any) -> Any:
+    return diagnostics(state.opt_state, state.params, None, rooted)
+
+
+def _fit(rooted: Any, saved: Any, like: Any) -> Any:
     """Fits what was saved on another number of devices to this one."""
     old, new = saved["state"], like["state"]
-    opt_state = reshard_state(old.opt_state, new.opt_state, new.params)
+    opt_state = reshard_state(old.opt_state, rooted, new.params)
     return {**saved, "state": old._replace(opt_state=opt_state)}
 
 
@@ -319,9 +325,10 @@ def _merge(graph: Any, params: Any, batch_stats: Any, mode: str) -> Any:
 def _introduce(run: Run, built: Any, steps: int, state: TrainState) -> None:
     """Prints the settings of the run, and writes them to the folder."""
     lines = [f"{run.optimizer}, seed {run.seed}, {steps} steps, in {run.folder}"]
-    lines += [f"  {name}: {_text(value)}" for name, value in built.settings.items()]
-    if built.describe_options is not None:
-        lines.append(str(describe(state.params, **built.describe_options)))
+    if built.rooted is None:
+        lines += [f"  {name}: {_text(value)}" for name, value in built.settings.items()]
+    else:
+        lines += [str(built.rooted), "", str(describe(state.params, built.rooted))]
     size = sum(_device_bytes(leaf) for leaf in jax.tree.leaves(state.opt_state))
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
     each = " on each device" if run.devices > 1 else ""

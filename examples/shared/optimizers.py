@@ -1,5 +1,6 @@
 """Builds optimizers by name, from a configuration."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -7,22 +8,17 @@ import optax
 from jax.sharding import NamedSharding
 
 from examples.shared.config import Config, Schedule
-from examples.shared.shampoo import ShampooRule
-from jorge_optax import (
-    BinomialSeries,
-    JorgeConfig,
-    Rule,
-    Whitening,
-    from_sgd,
-)
+from examples.shared.shampoo import Shampoo
+from jorge_optax import BinomialSeries, Rule, Whitening, from_sgd
+from jorge_optax.tuning import thirds_decay_schedule
 
 SGD_SCHEDULE, THIRDS = "/sgd-schedule", "/thirds"
 DISTRIBUTED_SHAMPOO = "distributed-shampoo"
 RULES: dict[str, Rule] = {
-    "shampoo": ShampooRule(),
+    "shampoo": Shampoo(),
     "jorge": BinomialSeries(),
     "jorge-whitening": Whitening(),
-    DISTRIBUTED_SHAMPOO: ShampooRule(),
+    DISTRIBUTED_SHAMPOO: Shampoo(),
 }
 FROM_SGD = tuple(RULES)
 OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
@@ -31,13 +27,14 @@ OPTIMIZERS = ("sgd", "adamw", *FROM_SGD)
 class Built(NamedTuple):
     """An optimizer, what it was built with, and its learning rate by step.
 
-    Where it has roots, `describe_options` are for `jorge_optax.describe`.
+    Where it has roots, `rooted` is Jorge's own transformation, which prints what it was
+    built with; `transformation` has the same state.
     """
 
     transformation: optax.GradientTransformation
     settings: dict[str, Any]
     learning_rate: optax.Schedule
-    describe_options: dict[str, Any] | None = None
+    rooted: optax.GradientTransformation | None = None
 
 
 def check_name(name: str) -> None:
@@ -76,73 +73,51 @@ def build(
 
     `sgd` and `adamw` have the configuration's settings. `jorge` (the paper's rule),
     `jorge-whitening` and `shampoo` (exact roots) have none: learning rate, weight decay
-    and step decay in thirds follow from SGD's. With the suffix "/sgd-schedule" they
+    and step decay in thirds follow from SGD's, as in
+    `jorge_optax.from_sgd_as_published`. With the suffix "/sgd-schedule" they
     keep SGD's schedule; with "/thirds" SGD and AdamW have Jorge's. Those with roots
     spread them over the devices of `sharding`; `distributed-shampoo` is `shampoo` that
     always does.
     """
     check_name(name)
     mask = None if config.decay_all else kernels
-    base = base_name(name)
+    base, sgd, adamw = base_name(name), config.sgd, config.adamw
+    baseline = adamw if base == "adamw" else sgd
     length = {"steps": steps, "steps_per_epoch": steps_per_epoch}
-    options = None
+    settings, rooted = vars(baseline), None
+    if name.endswith(THIRDS) or name in FROM_SGD:
+        rate = thirds(config, baseline.learning_rate, **length)
+        settings = {**settings, "schedule": "step decay in thirds"}
+    else:
+        rate = schedule(baseline.schedule, baseline.learning_rate, **length)
     if base == "sgd":
-        sgd = config.sgd
-        rate = schedule(sgd.schedule, sgd.learning_rate, **length)
-        settings = vars(sgd)
-        if name.endswith(THIRDS):
-            rate = derive(config, **length).learning_rate
-            settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.chain(
             optax.add_decayed_weights(sgd.weight_decay, mask),
             optax.sgd(rate, sgd.momentum),
         )
     elif base == "adamw":
-        adamw = config.adamw
-        rate = schedule(adamw.schedule, adamw.learning_rate, **length)
-        settings = vars(adamw)
-        if name.endswith(THIRDS):
-            rate = derive(config, **length, peak=adamw.learning_rate).learning_rate
-            settings = {**settings, "schedule": "step decay in thirds"}
         transformation = optax.adamw(
             rate, adamw.b1, adamw.b2, weight_decay=adamw.weight_decay, mask=mask
         )
     else:
-        own = name.endswith(SGD_SCHEDULE)
-        derived = derive(config, **length, rule=RULES[base], keep_schedule=own)
-        settings = derived.to_dict()
-        if own:
-            sgd = config.sgd
-            settings |= {"learning_rate": sgd.learning_rate, "schedule": sgd.schedule}
-        rate = derived.learning_rate
-        options = {"rule": derived.rule}
-        transformation = derived.replace(weight_decay_mask=mask).optimizer(
-            sharding=sharding
+        transformation = rooted = from_sgd(
+            rate,
+            sgd.momentum,
+            sgd.weight_decay,
+            weight_decay_mask=mask,
+            rule=RULES[base],
+            update_interval=config.update_interval,
+            sharding=sharding,
         )
-    for part, factor in config.learning_rate_factors:
-        transformation = optax.chain(transformation, _scale_part(part, factor))
-    return Built(transformation, settings, rate, options)
+    if config.learning_rate_factors:
+        transformation = scale_parts(transformation, config.learning_rate_factors)
+    return Built(transformation, settings, rate, rooted)
 
 
-def derive(
-    config: Config,
-    *,
-    steps: int,
-    steps_per_epoch: int,
-    rule: Rule | None = None,
-    peak: float | None = None,
-    keep_schedule: bool = False,
-) -> JorgeConfig:
-    """Derives Jorge's settings from SGD's.
-
-    They have step decay in thirds, or with `keep_schedule` SGD's schedule. `peak`
-    replaces SGD's learning rate.
-    """
-    sgd = config.sgd
-    options = {"update_interval": config.update_interval, "rule": rule}
-    if keep_schedule:
-        rate = schedule(sgd.schedule, sgd.learning_rate, steps, steps_per_epoch)
-        return from_sgd(rate, sgd.momentum, sgd.weight_decay, **options)
+def thirds(
+    config: Config, peak: float, steps: int, steps_per_epoch: int
+) -> optax.Schedule:
+    """Returns the paper's step decay in thirds, with the warm-up of SGD."""
     if steps < 3:
         raise ValueError(
             f"A run of {steps} steps has no thirds for the step decay: pass --steps of "
@@ -150,18 +125,12 @@ def derive(
         )
     # The paper rounds thirds down to whole epochs, which few epochs do not allow.
     whole = config.epochs >= 20 and steps == config.epochs * steps_per_epoch
-    length: dict[str, int] = (
-        {"epochs": config.epochs, "steps_per_epoch": steps_per_epoch}
-        if whole
-        else {"total_steps": steps}
-    )
-    return from_sgd(
-        peak or sgd.learning_rate,
-        sgd.momentum,
-        sgd.weight_decay,
-        **length,
-        warmup_steps=sgd.schedule.warmup_epochs * steps_per_epoch,
-        **options,
+    third = config.epochs // 3 * steps_per_epoch if whole else steps // 3
+    return thirds_decay_schedule(
+        peak,
+        steps,
+        warmup_steps=config.sgd.schedule.warmup_epochs * steps_per_epoch,
+        boundaries=(third, 2 * third),
     )
 
 
@@ -191,13 +160,22 @@ def kernels(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def _scale_part(part: str, factor: float) -> optax.GradientTransformation:
-    """Scales the updates of the parameters whose path has that part, "a" or "a/b"."""
+def scale_parts(
+    inner: optax.GradientTransformation, factors: tuple[tuple[str, float], ...]
+) -> optax.GradientTransformationExtraArgs:
+    """Scales the updates of parameters whose path has a part, "a" or "a/b".
+
+    The state is that of the inner transformation.
+    """
+    update_inner = optax.with_extra_args_support(inner).update
 
     def scale(path, step):
         names = (str(getattr(key, "key", getattr(key, "name", key))) for key in path)
-        return factor * step if f"/{part}/" in f"/{'/'.join(names)}/" else step
+        place = f"/{'/'.join(names)}/"
+        return step * math.prod(by for part, by in factors if f"/{part}/" in place)
 
-    return optax.stateless(
-        lambda steps, params: jax.tree_util.tree_map_with_path(scale, steps)
-    )
+    def update(updates, state, params=None, **extra_args):
+        steps, state = update_inner(updates, state, params, **extra_args)
+        return jax.tree_util.tree_map_with_path(scale, steps), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)

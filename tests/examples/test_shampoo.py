@@ -8,11 +8,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from examples.shared.shampoo import ExactRoot, ShampooRule, exact_root, shampoo
-from jorge_optax import Rule, Tiling, jorge, scale_by_jorge
+from examples.shared.shampoo import Shampoo
+from jorge_optax import Numerics, Tiling, diagnostics, jorge, scale_by_jorge
+from tests.helpers.devices import run_on_eight_devices
 
 SHAPE = (7, 5)
 
@@ -20,11 +22,6 @@ SHAPE = (7, 5)
 def gradients(steps, shape=SHAPE):
     rng = np.random.default_rng(0)
     return [rng.normal(size=shape) * np.exp(rng.normal()) for _ in range(steps)]
-
-
-def inverse_fourth_root(statistic, ridge):
-    values, vectors = np.linalg.eigh(statistic)
-    return (vectors * (values + ridge * values[-1]) ** -0.25) @ vectors.T
 
 
 def by_numpy(grads, *, beta2=0.95, start=0.3, damping=0.0, ridge=1e-6):
@@ -37,114 +34,124 @@ def by_numpy(grads, *, beta2=0.95, start=0.3, damping=0.0, ridge=1e-6):
                 share = damping + (start if t == 0 else 0)
                 eye = np.trace(gram) / len(gram) * np.eye(len(gram))
                 sides[i] = beta2 * sides[i] + (1 - beta2) * (gram + share * eye)
-                roots.append(inverse_fourth_root(sides[i], ridge))
+                values, vectors = np.linalg.eigh(sides[i])
+                values = (values + ridge * values[-1]) ** -0.25
+                roots.append((vectors * values) @ vectors.T)
         found.append(roots[0] @ g @ roots[1])
     return found
 
 
 def by_rule(grads, rule, **options):
+    """The directions, and the last state."""
     optimizer = scale_by_jorge(rule=rule, update_interval=2, **options)
     state, update, found = optimizer.init(grads[0]), jax.jit(optimizer.update), []
     for g in grads:
         direction, state = update(jnp.asarray(g), state)
         found.append(direction)
-    return found
+    return found, state
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("options", "damping"),
-    [({}, 0.0), ({"beta2": 0.8}, 0.0), ({"start": 0.0}, 0.1), ({}, 0.2)],
+    "options", [{}, {"beta2": 0.8}, {"start": 0.0, "damping": 0.1}, {"damping": 0.2}]
 )
-def test_directions_are_those_of_numpy(options, damping):
+def test_directions_are_those_of_numpy(options):
     # Without start, the exact root of a singular statistic depends on rounding.
-    ridge = 1e-2
-    rule = ShampooRule(inverse_root=ExactRoot(ridge), **options)
-    assert isinstance(rule, Rule)
-    found = by_rule(gradients(7), rule, damping=damping, root_dtype="float64")
-    expected = by_numpy(gradients(7), damping=damping, ridge=ridge, **options)
+    options = {"ridge": 1e-2, **options}
+    exact = Numerics(roots="float64")
+    found, state = by_rule(gradients(7), Shampoo(**options), numerics=exact)
+    expected = by_numpy(gradients(7), **options)
     chex.assert_trees_all_close(found, expected, rtol=1e-8, atol=1e-10)
     for other in ({"beta2": 0.9}, {"start": 0.29}, {"ridge": 2e-2}):
-        changed = {"ridge": ridge, **options, **other}
+        changed = by_numpy(gradients(7), **{**options, **other})
         with pytest.raises(AssertionError):
-            chex.assert_trees_all_close(
-                found, by_numpy(gradients(7), damping=damping, **changed), rtol=1e-4
-            )
+            chex.assert_trees_all_close(found, changed, rtol=1e-4)
+    # What diagnostics see is the root, not the statistic.
+    optimizer = jorge(0.1, rule=Shampoo(**options))
+    cosine = diagnostics(state, gradients(1)[0], gradients(7)[6], optimizer)["/cosine"]
+    lengths = np.linalg.norm(expected[6]) * np.linalg.norm(gradients(7)[6])
+    np.testing.assert_allclose(cosine, np.vdot(expected[6], gradients(7)[6]) / lengths)
 
 
 @pytest.mark.usefixtures("x64")
-def test_tiles_of_equal_sides_keep_their_own_roots():
-    """The roots of sides of equal length are taken in one batch."""
-    grads = gradients(5, (10, 10))
-    found = by_rule(grads, ShampooRule(), tiling=Tiling(5), root_dtype="float64")
+@pytest.mark.parametrize("shape", [(10, 10), (9, 9)])
+def test_tiles_keep_their_own_roots_and_padding_changes_nothing(shape):
+    """Tiles of 5x5; those at the end of 9x9 have padded rows, padded columns or both."""
+    grads = gradients(5, shape)
+    options = {"tiling": Tiling(5), "numerics": Numerics(roots="float64")}
+    found, _ = by_rule(grads, Shampoo(ridge=1e-4), **options)
     for rows in (slice(0, 5), slice(5, 10)):
         for columns in (slice(0, 5), slice(5, 10)):
-            expected = by_numpy([g[rows, columns] for g in grads])
+            expected = by_numpy([g[rows, columns] for g in grads], ridge=1e-4)
             tile = [direction[rows, columns] for direction in found]
             chex.assert_trees_all_close(tile, expected, rtol=1e-6)
             with pytest.raises(AssertionError):
                 chex.assert_trees_all_close(tile[::-1], expected, rtol=1e-2)
 
 
-@pytest.mark.usefixtures("x64")
-def test_exact_root_is_exact():
-    g = np.random.default_rng(0).normal(size=(6, 9))
-    statistic = g @ g.T
-    root = np.asarray(exact_root(jnp.asarray(statistic)))
-    np.testing.assert_allclose(
-        np.linalg.matrix_power(root, 4) @ statistic, np.eye(6), atol=1e-9
-    )
-    ridge = np.asarray(exact_root(jnp.asarray(statistic), 0.1))
-    largest = np.linalg.eigvalsh(statistic)[-1]
-    shifted = statistic + 0.1 * largest * np.eye(6)
-    np.testing.assert_allclose(
-        np.linalg.matrix_power(ridge, 4) @ shifted, np.eye(6), atol=1e-9
-    )
+def train(grads, **options):
+    """Parameters and state after these gradients."""
+    optimizer = jorge(0.1, rule=Shampoo(), update_interval=2, **options)
+    params = jax.tree.map(jnp.zeros_like, grads[0])
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for g in grads:
+        updates, state = update(g, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    return params, state
 
 
-def test_shampoo_is_jorge_with_another_rule():
-    def run(optimizer):
-        state = optimizer.init(jnp.zeros(SHAPE))
-        for g in gradients(3):
-            updates, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
-        return updates
+def spread_over_devices():
+    grads = [
+        {"kernel": jnp.asarray(g), "bias": jnp.asarray(g[0])}
+        for g in gradients(4, (24, 23))
+    ]
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    tiling = Tiling(8)  # 9 tiles, some padded: devices have idle ones
+    expected, _ = train(grads, tiling=tiling)
+    spread = NamedSharding(mesh, P("data"))
+    found, state = train(grads, tiling=tiling, sharding=spread)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(found, train(grads)[0], rtol=1e-2)
+    roots = [x for x in jax.tree.leaves(state) if x.ndim == 3 and x.shape[1:] == (8, 8)]
+    assert len(roots) >= 4  # statistics and powers of both sides
+    for x in roots:
+        assert x.sharding.shard_shape(x.shape)[0] == 2
 
-    options = dict(learning_rate=0.1, update_interval=1)
-    found = run(shampoo(**options))
-    chex.assert_trees_all_equal(found, run(jorge(rule=ShampooRule(), **options)))
-    for other in (jorge(**options), shampoo(rule=ShampooRule(start=0.0), **options)):
-        with pytest.raises(AssertionError):
-            chex.assert_trees_all_close(found, run(other), rtol=1e-2)
+
+def test_spread_over_eight_devices_it_trains_as_on_one():
+    run_on_eight_devices(spread_over_devices)
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
 def test_a_zero_or_bad_gradient_changes_neither_roots_nor_statistics(bad):
-    optimizer = jorge(0.1, rule=ShampooRule(), update_interval=1)
+    optimizer = jorge(0.1, rule=Shampoo(), update_interval=1)
     params = jnp.zeros(SHAPE)
-    state = optimizer.init(params)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
     for g in gradients(2):
         gradient = jnp.asarray(g, jnp.float32)
-        _, before = optimizer.update(bad * gradient, state, params)
-        for field in ("roots", "statistics"):
-            old, new = (optax.tree.get(s, field) for s in (state, before))
-            chex.assert_trees_all_equal(old, new)
-        _, state = optimizer.update(gradient, state, params)
+        _, same = update(bad * gradient, state, params)
+        old = state[0].roots
+        chex.assert_trees_all_equal(same[0].roots, old)
+        _, state = update(gradient, state, params)
         with pytest.raises(AssertionError):
-            chex.assert_trees_all_equal(old, optax.tree.get(state, field))
+            chex.assert_trees_all_equal(state[0].roots, old)
 
 
-@pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e18, 1e30])
-def test_any_scale_of_gradients_gives_finite_roots(factor):
-    optimizer = scale_by_jorge(rule=ShampooRule(), update_interval=1)
-    plain, scaled = (optimizer.init(jnp.zeros(SHAPE)) for _ in range(2))
-    for g in gradients(3):
-        gradient = jnp.asarray(g, jnp.float32)
-        expected, plain = optimizer.update(gradient, plain)
-        found, scaled = optimizer.update(factor * gradient, scaled)
-    chex.assert_tree_all_finite((found, scaled))
-    cosine = jnp.vdot(found / jnp.max(jnp.abs(found)), expected)
-    cosine /= jnp.linalg.norm(found / jnp.max(jnp.abs(found)))
-    assert cosine / jnp.linalg.norm(expected) > 0.9
+def test_any_scale_of_gradients_gives_finite_roots():
+    optimizer = scale_by_jorge(rule=Shampoo(), update_interval=1)
+    update = jax.jit(optimizer.update)
+
+    def direction(factor):
+        state = optimizer.init(jnp.zeros(SHAPE))
+        for g in gradients(3):
+            found, state = update(factor * jnp.asarray(g, jnp.float32), state)
+        chex.assert_tree_all_finite((found, state))
+        unit = found / jnp.max(jnp.abs(found))
+        return unit / jnp.linalg.norm(unit)
+
+    for factor in (1e-30, 1e-18, 1e18, 1e30):
+        assert jnp.vdot(direction(factor), direction(1.0)) > 0.9
 
 
 WATCHED = """
