@@ -52,10 +52,10 @@ class NoRefresh(Whitening):
 
     early_refreshes: int = 0
 
-    def refresh(self, kept, gradients, momenta, *, damping, precision):
-        """Returns what is kept."""
-        del gradients, momenta, damping, precision
-        return kept
+    def refresh(self, root, seen, real, rounding):
+        """Returns the root as it is."""
+        del seen, real, rounding
+        return root
 
 
 UPDATED = {**OPTIMIZERS, "no refresh": lambda: jorge(0.1, rule=NoRefresh())}
@@ -90,9 +90,13 @@ def network_step(optimizer: str) -> Program:
 
 def inspection(model: str, with_gradients: bool) -> Program:
     """Diagnostics of the roots of a large model."""
-    params = shapes.MODELS[model]()
-    state = jax.eval_shape(jorge(0.1).init, params)
-    return diagnostics, (state, params, *([params] * with_gradients))
+    params, tx = shapes.MODELS[model](), jorge(0.1)
+    state = jax.eval_shape(tx.init, params)
+
+    def inspect(state, params, grads=None):
+        return diagnostics(state, params, grads, tx)
+
+    return inspect, (state, params, *([params] * with_gradients))
 
 
 class Compiled(NamedTuple):

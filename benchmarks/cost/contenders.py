@@ -14,7 +14,7 @@ import optax
 
 from benchmarks.baselines.muon import dimension_numbers, muon
 from benchmarks.baselines.psgd import psgd
-from examples.shared.shampoo import shampoo
+from examples.shared.shampoo import Shampoo
 from jorge_optax import Whitening, jorge
 
 INTERVAL = 2
@@ -34,7 +34,7 @@ def contenders() -> dict[str, optax.GradientTransformation]:
         "adamw": optax.adamw(rate, weight_decay=1e-2),
         "jorge": jorge(rate, 0.9, DECAY, **options),
         "whitening": jorge(rate, 0.9, DECAY, rule=WHITENING, **options),
-        "shampoo": shampoo(rate, 0.9, DECAY, **options),
+        "shampoo": jorge(rate, 0.9, DECAY, rule=Shampoo(), **options),
         "muon": _decayed(muon(rate, kernel_dimensions)),
     }
     if importlib.util.find_spec("psgd_jax"):

@@ -19,10 +19,10 @@ class Products(NamedTuple):
     """The matrix products and convolutions of a traced function, and its conditionals.
 
     Products inside a conditional belong to the refresh: the branch that keeps the roots
-    has no products, and neither has the other conditional, which repairs steps. A
-    choice by platform does not count as a conditional, since compilers know the
-    platform; the default branch is counted, not the one for CPUs. Products in a scan
-    count once for each of its steps, those in a loop of unknown length once.
+    has no products. A choice by platform does not count as a conditional, since
+    compilers know the platform; the default branch is counted, not the one for CPUs.
+    Products in a scan count once for each of its steps, those in a loop of unknown
+    length once.
 
     Attributes:
       plain: operations of each product that every step computes.
@@ -132,9 +132,15 @@ def least_bytes(state, params) -> dict[str, int]:
     """Returns the bytes that an update must read or write, except gradients.
 
     Parameters and state are read and written; on a plain step roots are read only, and
-    the statistics of a rule that has them rest.
+    the statistics that a rule keeps beside them rest.
     """
-    roots = tree_bytes(optax.tree.get(state, "roots", ()))
-    rest = tree_bytes(optax.tree.get(state, "statistics", ()))
+    roots = optax.tree.get(state, "roots", ())
+    rest = tree_bytes(
+        [
+            leaf
+            for path, leaf in jax.tree_util.tree_flatten_with_path(roots)[0]
+            if jax.tree_util.keystr(path[-1:], simple=True) == "statistic"
+        ]
+    )
     all_ = 2 * (tree_bytes(params) + tree_bytes(state))
-    return {"plain": all_ - roots - 2 * rest, "refresh": all_}
+    return {"plain": all_ - tree_bytes(roots) - rest, "refresh": all_}

@@ -9,7 +9,9 @@ matrix products in the traced program of one device, and compilation in processo
 Everything is compared with what shares.py calculates. Updates of 64 tiles are run and
 timed, Jorge's and Shampoo's in turns: devices share the processor's cores, so that only
 their ratio counts. For more devices and larger models, shares.py calculates. Under FSDP
-each matrix is divided along its first axis that is a multiple of the devices.
+each matrix is divided along its first axis that is a multiple of the devices, and its
+tiles are beside their shards ("shards", by `Sharded`), or spread over the devices
+("gathers"). Rows of "all-to-alls" are of the tag lab-0.1 (commit c40e72a).
 Answer: docs/distributed.md, from benchmarks/results/distributed.json.
 
     python -m benchmarks.cost.distributed
@@ -30,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.cost import counts, partition, shares
 from benchmarks.harness import results
-from jorge_optax import Spread, jorge
+from jorge_optax import Sharded, jorge
 
 NAME = "distributed"
 DEVICES = 8
@@ -55,9 +57,9 @@ FSDP = results.sized(
     [
         (model, "series", 8, way)
         for model in ("resnet50", "gpt2_small")
-        for way in ("all-to-alls", "gathers")
+        for way in ("shards", "gathers")
     ],
-    [("resnet18", "series", 8, "all-to-alls")],
+    [("resnet18", "series", 8, "shards")],
 )
 LARGE = results.sized(
     [
@@ -109,15 +111,12 @@ def measure(model: str, rule: str, devices: int) -> dict[str, Any]:
 def measure_fsdp(model: str, rule: str, devices: int, way: str) -> dict[str, Any]:
     """Returns the row of one compilation with divided parameters.
 
-    `way` is "gathers", or "all-to-alls" with the option `param_specs`.
+    `way` is "shards", with tiles beside their shards, or "gathers", with spread tiles.
     """
     mesh = partition.make_mesh(devices)
-    tiles = NamedSharding(mesh, PartitionSpec("data"))
-    sharding = Spread(tiles)
-    if way == "all-to-alls":
-        sharding = Spread(
-            tiles, param_specs=lambda _, shape: partition.fsdp_spec(shape, devices)
-        )
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    if way == "shards":
+        sharding = Sharded(mesh, lambda _, shape: partition.fsdp_spec(shape, devices))
     params = shares.MODELS[model]()
     placed = partition.place(
         params, mesh, lambda leaf: partition.fsdp_spec(leaf.shape, devices)

@@ -1,13 +1,13 @@
 """Measures the memory of Jorge's state, and how small states affect training.
 
 Question: how many bytes does the state take, compared with AdamW, with roots and
-momenta in float32 or bfloat16 and with one or two momenta? Do small states train as
-well?
+momenta in float32 or bfloat16, by each rule? Do small states train as well?
 Method: bytes are those that init would allocate, exactly, for four models and a small
 transformer. Training: two of the problems of benchmarks/problems, with a cosine
 schedule, momentum 0.9, an interval of 10 and the learning rate that training.comparison
 found for SGD; the metric at the end.
-Answer: docs/results/cost.md, from benchmarks/results/memory_study.json.
+Answer: docs/results/cost.md, from benchmarks/results/memory_study.json, whose rows of
+other variants are of the tag lab-0.1 (commit c40e72a).
 
     python -m benchmarks.cost.memory [PROBLEM ...] [--only VARIANT ...]
 """
@@ -24,7 +24,7 @@ from benchmarks.cost import counts
 from benchmarks.harness import results
 from benchmarks.problems import PROBLEMS, language_model, shapes
 from benchmarks.problems.training import trainer
-from jorge_optax import BinomialSeries, Tiling, Whitening, jorge
+from jorge_optax import Numerics, Tiling, Whitening, jorge
 
 MODELS = {
     **shapes.MODELS,
@@ -40,9 +40,8 @@ def _jorge(rate: Any, **options: Any) -> optax.GradientTransformation:
     return jorge(rate, MOMENTUM, **options)
 
 
-ROOTS = {"root_dtype": "bfloat16"}
-BOTH = {**ROOTS, "accumulator_dtype": "bfloat16"}
-ONE_MOMENTUM = {"rule": BinomialSeries(preconditions="momentum")}
+ROOTS = {"numerics": Numerics(roots="bfloat16")}
+BOTH = {"numerics": Numerics(roots="bfloat16", momenta="bfloat16")}
 VARIANTS: dict[str, Maker] = {
     "sgd": lambda rate: optax.sgd(rate, MOMENTUM),
     "adamw": optax.adamw,
@@ -52,11 +51,6 @@ VARIANTS: dict[str, Maker] = {
     "jorge, all in bfloat16, tiles of 64": functools.partial(
         _jorge, tiling=Tiling(64), **BOTH
     ),
-    "one momentum": functools.partial(_jorge, **ONE_MOMENTUM),
-    "one momentum, roots in bfloat16": functools.partial(
-        _jorge, **ONE_MOMENTUM, **ROOTS
-    ),
-    "one momentum, all in bfloat16": functools.partial(_jorge, **ONE_MOMENTUM, **BOTH),
     "whitening": functools.partial(_jorge, rule=Whitening()),
     "whitening, all in bfloat16": functools.partial(_jorge, rule=Whitening(), **BOTH),
 }

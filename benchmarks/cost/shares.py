@@ -1,6 +1,7 @@
 """Calculates what an update keeps, computes, moves and sends, on one or more devices.
 
-By arithmetic: nothing is allocated or compiled. The time is bounded from below.
+From the traced update: nothing is allocated or compiled. The time is bounded from
+below.
 
     python -m benchmarks.cost.shares llama2_7b --rule whitening --root-dtype bfloat16
     python -m benchmarks.cost.shares gpt2_small --devices 8 64 --interval 50
@@ -15,16 +16,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.baselines.muon import muon
 from benchmarks.cost.contenders import kernel_dimensions
 from benchmarks.cost.counts import Flops, least_bytes, matmul_flops, tree_bytes
 from benchmarks.gpu import target
 from benchmarks.problems import shapes
-from examples.shared.shampoo import ShampooRule
-from jorge_optax import BinomialSeries, MatrixView, Rule, Tiling, Whitening, jorge
-from jorge_optax._distributed import counting_all, share_stacks
-from jorge_optax._stacks import plan_tree
+from examples.shared.shampoo import Shampoo
+from jorge_optax import (
+    BinomialSeries,
+    JorgeState,
+    MatrixView,
+    Numerics,
+    Rule,
+    Tiling,
+    Whitening,
+    jorge,
+)
 
 MODELS = {
     **shapes.MODELS,
@@ -36,7 +45,7 @@ MODELS = {
 RULES: dict[str, Rule] = {
     "series": BinomialSeries(),
     "whitening": Whitening(),
-    "shampoo": ShampooRule(),
+    "shampoo": Shampoo(),
 }
 # Muon orthogonalizes every matrix, embeddings included, as Jorge preconditions them.
 BASELINES: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -45,7 +54,7 @@ BASELINES: dict[str, Callable[[], optax.GradientTransformation]] = {
     "muon": lambda: muon(optax.constant_schedule(0.02), kernel_dimensions),
 }
 
-Stacks = tuple[tuple[str, tuple[int, int, int]], ...]
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Cost(NamedTuple):
@@ -144,71 +153,112 @@ def calculate(
       devices: Number of devices that the tiles are spread over.
       rule: As for `jorge_optax.jorge`.
       tiling: As for `jorge_optax.jorge`.
-      root_dtype: As for `jorge_optax.jorge`.
-      accumulator_dtype: As for `jorge_optax.jorge`.
+      root_dtype: Of `jorge_optax.Numerics`.
+      accumulator_dtype: Of the momenta.
       gather_dtype: As for `jorge_optax.Spread`.
     """
     tiling = tiling or Tiling()
-    plan = plan_tree(params, tiling)
-    leaves = zip(plan.leaves, jax.tree.leaves(params), strict=True)
-    rest = [leaf for own, leaf in leaves if own.view is None]
-
-    options = rule, root_dtype, accumulator_dtype
-    optimizer = _make(*options)
-
-    share = share_stacks(plan.stacks, devices)
-    all_tiles = tuple(plan.stacks.items())
-    own = _trace(tuple(share.items()), all_tiles, tiling.max_dim, *options)
-    whole = _trace(all_tiles, all_tiles, tiling.max_dim, *options)
-    others = _cost(optimizer, rest)
-    # Scalars stand for the stacks that the rest has not; both have a count.
-    scalars = _cost(optimizer, [])
-    sizes = {key: math.prod(shape) for key, shape in share.items()}
-    return Share(
-        state_bytes=own.state_bytes + others.state_bytes - scalars.state_bytes,
-        flops=own.flops,
-        least_bytes={
-            kind: value + others.least_bytes[kind] - scalars.least_bytes[kind]
-            for kind, value in own.least_bytes.items()
-        },
-        decompositions=sum(2 * n for n, *_ in share.values())
-        * isinstance(rule, ShampooRule),
-        gather_bytes=devices * sum(sizes.values()) * jnp.dtype(gather_dtype).itemsize,
-        gradient_bytes=4 * sum(math.prod(shape) for shape in plan.stacks.values()),
-        over_ideal=devices * own.flops.refresh / whole.flops.refresh - 1,
+    matrices, rest = group(params, tiling)
+    options = tiling.max_dim, rule, root_dtype, accumulator_dtype
+    own, one = (_trace(matrices, n, *options) for n in (devices, 1))
+    # A vector stands for all that has no tiles; both states have a count.
+    vector = jax.ShapeDtypeStruct((rest,), jnp.float32)
+    others, nothing = (
+        _cost(_make(*options[1:]), v) for v in ([vector] * (rest > 0), [])
     )
+    return Share(
+        state_bytes=own.cost.state_bytes + others.state_bytes - nothing.state_bytes,
+        flops=own.cost.flops,
+        least_bytes={
+            kind: value + others.least_bytes[kind] - nothing.least_bytes[kind]
+            for kind, value in own.cost.least_bytes.items()
+        },
+        decompositions=2 * own.tiles * isinstance(rule, Shampoo),
+        gather_bytes=devices * own.entries * jnp.dtype(gather_dtype).itemsize,
+        gradient_bytes=4 * sum(math.prod(shape) for _, shape in matrices),
+        over_ideal=devices * own.cost.flops.refresh / one.cost.flops.refresh - 1,
+    )
+
+
+def group(params: Any, tiling: Tiling) -> tuple[Shapes, int]:
+    """Groups matrices of equal shape, whose tiles and costs are those of one batch.
+
+    Returns:
+      The name and the shape ``(n, rows, columns)`` of each batch of matrices, and the
+      number of all entries of other parameters.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    rest = 0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        view = tiling.view(name, leaf.shape)
+        sides = [math.prod(leaf.shape[axis] for axis in axes) for axes in view or ()]
+        if min(sides, default=0) < 2:
+            rest += leaf.size
+            continue
+        rows, columns = sides
+        key = f"{rows} x {columns}"
+        before = found.get(key, (0,))[0]
+        found[key] = before + leaf.size // (rows * columns), rows, columns
+    return tuple(found.items()), rest
+
+
+class Traced(NamedTuple):
+    """What the traced update of matrices costs one device, and its tiles."""
+
+    cost: Cost
+    tiles: int
+    entries: int
 
 
 @functools.cache
 def _trace(
-    stacks: Stacks,
-    all_stacks: Stacks,
+    matrices: Shapes,
+    devices: int,
     max_dim: int,
     rule: Rule | None,
     root_dtype: str = "float32",
     accumulator_dtype: str = "float32",
-) -> Cost:
-    """Returns what the update of these stacks costs."""
-    tiling = Tiling(max_dim, _view_tiles)
-    optimizer = _make(rule, root_dtype, accumulator_dtype, tiling)
-    tiles = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in stacks}
-    with counting_all(dict(all_stacks)):
-        return _cost(optimizer, tiles)
+) -> Traced:
+    """Returns what the update of these matrices costs one of several devices."""
+    params = {key: jax.ShapeDtypeStruct(shape, "f4") for key, shape in matrices}
+    mesh = AbstractMesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data")) if devices > 1 else None
+    tiling = Tiling(max_dim, _view_batches)
+    options = rule, root_dtype, accumulator_dtype
+    optimizer = _make(*options, tiling=tiling, sharding=sharding)
+    state = jax.eval_shape(optimizer.init, params)
+    (own,) = (
+        part
+        for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, JorgeState))
+        if isinstance(part, JorgeState)
+    )
+    # The devices have equal parts of all arrays of the state but the count.
+    parts = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((x.shape[0] // devices, *x.shape[1:]), x.dtype),
+        own._replace(count=()),
+    )
+    sizes = [tile.size for tile in parts.trace.values()]
+    all_ = sum(math.prod(shape) for _, shape in matrices)
+    # Entries of parameters that it reads and writes, and of gradients that it reads.
+    moved = jax.ShapeDtypeStruct((min(sum(sizes), all_),), jnp.float32)
+    least = least_bytes((parts, own.count), moved)
+    return Traced(
+        Cost(
+            tree_bytes((parts, own.count)),
+            matmul_flops(optimizer.update, params, state, params),
+            {kind: value + tree_bytes(moved) for kind, value in least.items()},
+        ),
+        tiles=sum(tile.shape[0] for tile in parts.trace.values()),
+        entries=sum(sizes),
+    )
 
 
 def _make(
-    rule: Rule | None,
-    root_dtype: str,
-    accumulator_dtype: str,
-    tiling: Tiling | None = None,
+    rule: Rule | None, root_dtype: str, accumulator_dtype: str, **options: Any
 ) -> optax.GradientTransformation:
-    return jorge(
-        0.1,
-        rule=rule,
-        tiling=tiling,
-        root_dtype=root_dtype,
-        accumulator_dtype=accumulator_dtype,
-    )
+    numerics = Numerics(root_dtype, accumulator_dtype)
+    return jorge(0.1, rule=rule, numerics=numerics, **options)
 
 
 def _cost(optimizer: optax.GradientTransformation, params: Any) -> Cost:
@@ -230,10 +280,9 @@ def baseline(name: str, params: Any) -> Cost:
     return _cost(BASELINES[name](), params)
 
 
-def state_bytes(stacks: dict[str, tuple[int, int, int]], rule: Rule) -> int:
-    """State of stacks of these shapes, with that of the count."""
-    shapes = tuple(stacks.items())
-    return _trace(shapes, shapes, Tiling().max_dim, rule).state_bytes
+def state_bytes(tiles: dict[str, tuple[int, int, int]], rule: Rule) -> int:
+    """State of batches of matrices, each of one tile, with that of the count."""
+    return _trace(tuple(tiles.items()), 1, Tiling().max_dim, rule).cost.state_bytes
 
 
 def adamw_bytes(params: Any, devices: int = 1) -> int:
@@ -241,7 +290,7 @@ def adamw_bytes(params: Any, devices: int = 1) -> int:
     return tree_bytes(jax.eval_shape(optax.adamw(1.0).init, params)) // devices
 
 
-def _view_tiles(path: str, shape: tuple[int, ...]) -> MatrixView:
+def _view_batches(path: str, shape: tuple[int, ...]) -> MatrixView:
     del path, shape
     return MatrixView((1,), (2,))
 

@@ -1,5 +1,6 @@
 """Low-precision matrix products for any function, without touching its code."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,8 @@ def with_products_in(arithmetic: str, function: Callable) -> Callable:
 
     Args:
       arithmetic: a key of ARITHMETICS.
-      function: of arrays or trees of them, traceable; may call jitted functions and
-        choose by platform, as a CPU does, but not have loops or other conditionals.
+      function: of arrays or trees of them, traceable; may call jitted functions, have
+        conditionals and choose by platform, as a CPU does, but not have loops.
 
     Returns:
       A function of the same arguments.
@@ -36,6 +37,10 @@ def with_products_in(arithmetic: str, function: Callable) -> Callable:
         return jax.tree.unflatten(jax.tree.structure(structure), outputs)
 
     return rounded
+
+
+def _evaluate_flat(closed: core.ClosedJaxpr, bits: tuple[int, int], *args) -> list:
+    return _evaluate(closed, list(args), bits)
 
 
 def _evaluate(closed: core.ClosedJaxpr, args: list, bits: tuple[int, int]) -> list:
@@ -56,11 +61,13 @@ def _evaluate(closed: core.ClosedJaxpr, args: list, bits: tuple[int, int]) -> li
                 raise NotImplementedError(f"{primitive.name} is not looked into.")
             outputs = _evaluate(inner, inputs, bits)
         elif primitive.name == "cond":
-            platforms = params.get("branches_platforms")
+            platforms, branches = params.get("branches_platforms"), params["branches"]
             if platforms is None:
-                raise NotImplementedError("cond is not looked into.")
-            own = next(i for i, p in enumerate(platforms) if p is None or "cpu" in p)
-            outputs = _evaluate(params["branches"][own], inputs[1:], bits)
+                inner = [functools.partial(_evaluate_flat, b, bits) for b in branches]
+                outputs = jax.lax.switch(inputs[0], inner, *inputs[1:])
+            else:
+                own = (i for i, p in enumerate(platforms) if p is None or "cpu" in p)
+                outputs = _evaluate(branches[next(own)], inputs[1:], bits)
         else:
             if primitive.name == "dot_general":
                 inputs = [jax.lax.reduce_precision(x, *bits) for x in inputs]

@@ -13,8 +13,6 @@ endurance.py defines.
     python -m benchmarks.robustness.descent
 """
 
-import dataclasses
-
 from benchmarks.harness import results
 from benchmarks.robustness.endurance import LARGE, PRODUCTS, Case, completed
 from jorge_optax import BinomialSeries, Whitening
@@ -38,9 +36,7 @@ def offered(rule: Case) -> list[Case]:
             name += f", {dtype} roots" * (dtype != "float32")
             name += f", {products} products" * (products != "float32")
             chosen.append(
-                dataclasses.replace(
-                    rule, name=name, root_dtype=dtype, precision=precision
-                )
+                rule._replace(name=name, root_dtype=dtype, precision=precision)
             )
     return chosen
 

@@ -17,7 +17,6 @@ the symmetric part) every 1,000. Of two sides the worse one is recorded. A row h
     history          asymmetry (the largest until then) and smallest eigenvalue
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks.harness import results
 from benchmarks.robustness.arithmetic import with_products_in
@@ -35,16 +35,12 @@ from benchmarks.robustness.streams import (
     recorded,
     synthetic_gradient,
 )
-from jorge_optax import Preconditioner, Rule, Sides
+from jorge_optax import MatrixView, Numerics, Rule, Tiling, scale_by_jorge
 
 REFRESHES, CHUNK = results.sized(100_000, 200), 100
 HISTORY = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-# Products of what "highest", "high" and "default" allow at the least.
-PRODUCTS = {
-    jax.lax.Precision.HIGHEST: "float32",
-    jax.lax.Precision.HIGH: "tf32",
-    jax.lax.Precision.DEFAULT: "bf16",
-}
+# What "highest", "high" and "default" allow at the least.
+PRODUCTS = {"highest": "float32", "high": "tf32", "default": "bf16"}
 MADE_UP = (*SYNTHETIC, *HOSTILE)
 LARGE = (
     "rank 1, constant",
@@ -54,37 +50,43 @@ LARGE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A rule of the package with options, on a stack of n tiles of one shape.
+class Case(NamedTuple):
+    """A rule of the package with options, on a batch of n matrices of one tile each.
 
     Attributes:
       name: how results call it.
       rule: the rule.
       root_dtype: dtype of the roots.
-      precision: what the rule is told of its products. On a CPU it changes nothing
+      precision: what the optimizer is told of its products. On a CPU it changes nothing
         else: see arithmetic.py, which rounds their inputs.
     """
 
     name: str
     rule: Rule
     root_dtype: str = "float32"
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    precision: str = "highest"
 
-    def init(self, tiles: tuple[int, int, int]) -> Preconditioner:
-        """What is kept of n tiles of some rows and columns before the first refresh."""
-        structs = {"": jax.ShapeDtypeStruct(tiles, jnp.float32)}
-        return self.rule.init(structs, eps=1e-6, dtype=jnp.dtype(self.root_dtype))
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        """Refreshes the roots at each step, and gives the directions that they make."""
+        return scale_by_jorge(
+            rule=self.rule,
+            update_interval=1,
+            tiling=Tiling(view=_view_tiles),
+            numerics=Numerics(
+                self.root_dtype, apply=self.precision, refresh=self.precision
+            ),
+        )
 
-    def refresh(self, kept: Preconditioner, gradients: jax.Array) -> Preconditioner:
-        """One refresh, by the package's own code."""
-        options = dict(damping=0.0, precision=self.precision)
-        return self.rule.refresh(kept, {"": gradients}, None, **options)
 
-    def direction(self, kept: Preconditioner, gradients: jax.Array) -> jax.Array:
-        """What the package makes of the gradients, behind its guard."""
-        made = self.rule.precondition(kept, {"": gradients}, precision=self.precision)
-        return made[""]
+def _view_tiles(path: str, shape: tuple[int, ...]) -> MatrixView:
+    del path, shape
+    return MatrixView((1,), (2,))
+
+
+def roots_of(state: Any) -> tuple[Any, Any]:
+    """Returns the left and the right roots of all tiles, ``unit`` and ``log_scale``."""
+    (left,), (right,) = (side.values() for side in optax.tree.get(state, "roots"))
+    return left, right
 
 
 class Worst(NamedTuple):
@@ -160,7 +162,7 @@ class Endurance:
         self.run = jax.jit(
             lambda *args: jax.lax.scan(functools.partial(_step, rule), *args)[0]
         )
-        self.state = rule.init((n, *tile))
+        self.state = rule.optimizer().init(jnp.zeros((n, *tile)))
         infinite, none = jnp.full(n, jnp.inf), jnp.zeros(n, jnp.int32)
         zero = jnp.zeros(n)
         self.worst = Worst(zero, none, zero, infinite, infinite, none)
@@ -174,7 +176,7 @@ class Endurance:
         self.state, self.worst = self.run((self.state, self.worst), gradients)
         self.done = done
         if done in HISTORY or done % 1000 == 0:
-            now = smallest_eigenvalues(self.state.roots[""])
+            now = smallest_eigenvalues(roots_of(self.state))
             self.smallest = np.fmin(self.smallest, now)
             if done in HISTORY:
                 self.history["refreshes"].append(done)
@@ -209,12 +211,15 @@ def _of_one(values: list, i: int) -> list:
 def _step(rule: Case, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
     state, worst = carry
     products = PRODUCTS[rule.precision]
-    state = with_products_in(products, rule.refresh)(state, gradients)
-    roots = jax.tree.map(lambda root: root.astype(gradients.dtype), state.roots[""])
-    asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, roots))
-    entry = functools.reduce(jnp.maximum, map(_largest_entry, roots))
-    plain = with_products_in(products, _plain_direction)(roots, gradients)
-    made = with_products_in(products, rule.direction)(state, gradients)
+    made, state = with_products_in(products, rule.optimizer().update)(gradients, state)
+    units = [root.unit.astype(gradients.dtype) for root in roots_of(state)]
+    scales = [jnp.exp(root.log_scale) for root in roots_of(state)]
+    asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, units))
+    entries = (
+        scale * _largest_entry(unit) for scale, unit in zip(scales, units, strict=True)
+    )
+    entry = functools.reduce(jnp.maximum, entries)
+    plain = with_products_in(products, _plain_direction)(*units, gradients)
     return (
         state,
         Worst(
@@ -228,9 +233,11 @@ def _step(rule: Case, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
     ), None
 
 
-def _plain_direction(roots: Sides, gradients: jax.Array) -> jax.Array:
+def _plain_direction(
+    left: jax.Array, right: jax.Array, gradients: jax.Array
+) -> jax.Array:
     multiply = functools.partial(jnp.matmul, precision="highest")
-    return multiply(multiply(roots.left, gradients), roots.right)
+    return multiply(multiply(left, gradients), right)
 
 
 def cosine(directions: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -255,11 +262,11 @@ def _norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2)))
 
 
-def smallest_eigenvalues(roots: Sides) -> np.ndarray:
+def smallest_eigenvalues(roots: tuple[Any, Any]) -> np.ndarray:
     """Of each tile, over the largest; NaN where a root is not finite."""
     found = []
     for side in roots:
-        values = np.asarray(side, np.float64)
+        values = np.asarray(side.unit, np.float64)
         finite = np.all(np.isfinite(values), axis=(1, 2))
         values = np.where(finite[:, None, None], values, np.eye(values.shape[-1]))
         values = np.linalg.eigvalsh((values + values.mT) / 2)
