@@ -10,35 +10,19 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import Tiling
-from jorge_optax._stacks import plan_tree
+from jorge_optax import describe
 
 # Shapes of the leaves of `tree`.
 TREE = {"matrix": (6, 4), "kernel": (2, 2, 3, 5), "bias": (5,), "scale": ()}
-# Shapes of leaves of all kinds; the embedding is too large to be laid beside others.
-EMBEDDING = (32000, 512)
-SHAPES = (
-    (),
-    (1,),
-    (5,),
-    (1, 5, 1),
-    (1, 17),
-    (17, 1),
-    (2, 2),
-    (13, 31),
-    (2, 1, 1, 2),
-    (3, 3, 64, 128),
-    (7, 7, 3, 64),
-    (3, 3, 1, 256),
-    (512, 8, 64),
-    (12, 96, 40),
-    EMBEDDING,
-)
-WITHOUT_ROOTS = ((), (1,), (5,), (1, 5, 1), (1, 17), (17, 1))
 
 
 def paths_of(tree: Any) -> list[str]:
-    return [leaf.path for leaf in plan_tree(tree, Tiling()).leaves]
+    return [leaf.path for leaf in describe(tree).leaves]
+
+
+def structs(**shapes: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Parameters that take no memory."""
+    return {key: jax.ShapeDtypeStruct(s, "float32") for key, s in shapes.items()}
 
 
 def counted(shape: tuple[int, ...], start: int = 0) -> jax.Array:
@@ -51,6 +35,10 @@ def counted(shape: tuple[int, ...], start: int = 0) -> jax.Array:
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.Array:
     entries = np.random.default_rng(seed).normal(size=shape)
     return jnp.asarray(entries.astype(dtype))
+
+
+def arrays(**shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+    return {key: normal(i, shape) for i, (key, shape) in enumerate(shapes.items())}
 
 
 def tree(seed: int, *leading: int, dtype: Any = np.float32) -> dict[str, jax.Array]:
@@ -90,3 +78,13 @@ def trainer(optimizer: Any) -> Any:
 
     # Quick to compile rather than quick to run.
     return jax.jit(train, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def one_update(optimizer: Any, gradients: Any, **extra_args: Any) -> Any:
+    """The first update, from parameters that are the gradients."""
+
+    def update(gradients):
+        state = optimizer.init(gradients)
+        return optimizer.update(gradients, state, gradients, **extra_args)[0]
+
+    return jax.jit(update)(gradients)
