@@ -1,5 +1,6 @@
 """Documentation that cannot drift: it is run, and compared with the code."""
 
+import ast
 import inspect
 import operator
 import pathlib
@@ -11,7 +12,6 @@ import jax
 import pytest
 
 import jorge_optax
-from benchmarks.reports import contracts
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
@@ -39,8 +39,13 @@ def test_api_page_lists_exactly_the_public_names():
     text = (ROOT / "docs" / "api.md").read_text()
     table = text.split("## `jorge", 1)[0]
     cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
-    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(names) == sorted(jorge_optax.__all__)
+    names = [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+    modules = [
+        f"{module}.{name}"
+        for module in ("tuning", "views", "lengths")
+        for name in getattr(jorge_optax, module).__all__
+    ]
+    assert sorted(names) == sorted([*jorge_optax.__all__, *modules])
 
 
 def test_documented_defaults_are_the_real_ones():
@@ -67,22 +72,103 @@ def test_documented_defaults_of_rules_and_lengths_are_the_real_ones():
     text = (ROOT / "docs" / "api.md").read_text()
     section = text.split("## Rules", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `([\w.]+)\.(\w+)` \| `(.*?)` \|", section, re.MULTILINE)
-    assert len(rows) >= 8
+    assert len(rows) >= 15
     for owner, name, default in rows:
         owner = operator.attrgetter(owner)(jorge_optax)
         real = inspect.signature(owner).parameters[name].default
         assert eval(default) == real, (owner, name)
 
 
-def test_the_table_of_contracts_has_every_test_of_the_suite_once():
-    named = [name for _, _, *names in contracts.ROWS for name in names]
-    assert sorted([*named, *contracts.CONTROLS]) == sorted(contracts.tests())
+def misnamed(text):
+    """Returns the inline code that names, or calls, what the package does not have."""
+    wrong = []
+    for code in re.findall(r"(?<!`)`([^`\n]+)(?<!\.py)`(?!`)", text):
+        try:
+            nodes = list(ast.walk(ast.parse(code.replace("...", "None"))))
+        except SyntaxError:  # a file, a flag, an argument
+            continue
+        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        known = all(map(is_known, attributes)) and all(map(takes_keywords, calls))
+        wrong += [code] * (not known)
+    return wrong
+
+
+def is_known(attribute):
+    """Returns whether the package has an attribute, if it is one of the package."""
+    first, rest = ast.unparse(attribute).split(".", 1)
+    owner = jorge_optax if first == "jorge_optax" else getattr(jorge_optax, first, None)
+    if not inspect.ismodule(owner) and not isinstance(owner, type):
+        return True
+    try:
+        operator.attrgetter(rest)(owner)
+    except AttributeError:  # a field without a default
+        return isinstance(owner, type) and rest in inspect.signature(owner).parameters
+    return True
+
+
+def takes_keywords(call):
+    """Returns whether a function of the package takes the keywords of a call."""
+    try:
+        function = operator.attrgetter(ast.unparse(call.func))(jorge_optax)
+    except AttributeError:
+        return True  # of another package
+    parameters = inspect.signature(function).parameters
+    return {keyword.arg for keyword in call.keywords} <= set(parameters)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_inline_code_names_what_exists(page):
+    assert not misnamed(page.read_text())
+
+
+def test_names_that_are_gone_are_found():
+    gone = [
+        "views.without",
+        "Whitening.start",
+        "jorge(0.1, eps=1e-6)",
+        "lengths.Lion()",
+    ]
+    here = ["views.only", "Whitening.beta2", "jorge(0.1, rule=x)", "optax.adamw(1e-3)"]
+    assert misnamed(" ".join(f"`{code}`" for code in [*gone, *here])) == gone
+
+
+def unknown_functions(text):
+    """Returns the functions that a row of a table names and its file lacks."""
+    rows = re.findall(r"^\|.*jorge_optax/\w+\.py.*$", text, re.MULTILINE)
+    assert rows
+    wrong = []
+    for row in rows:
+        source = (ROOT / re.search(r"jorge_optax/\w+\.py", row)[0]).read_text()
+        cells = [cell for cell in row.split("|") if re.fullmatch(r"( `\w+`,?)+ ", cell)]
+        assert len(cells) == 1, row
+        names = re.findall(r"\w+", cells[0])
+        wrong += [name for name in names if f"def {name}(" not in source]
+    return wrong
+
+
+def test_the_functions_of_the_algorithm_page_are_in_their_files():
+    text = (ROOT / "docs" / "algorithm.md").read_text()
+    assert not unknown_functions(text)
+    assert unknown_functions(text.replace("`rescale`", "`resize`")) == ["resize"]
+
+
+def test_files_that_pages_cite_exist():
+    folders = r"(?:benchmarks|docs|examples|jorge_optax|tests)"
+    cited = re.compile(rf"`({folders}/[\w/]+\.?\w*)`|python -m ({folders}(?:\.\w+)+)")
+    found = 0
+    for page in PAGES:
+        for path, module in cited.findall(page.read_text()):
+            place = ROOT / (path or module.replace(".", "/"))
+            assert place.exists() or place.with_suffix(".py").exists(), (page, place)
+            found += 1
+    assert found > 10
 
 
 def test_newest_changelog_entry_is_this_version():
     text = (ROOT / "CHANGELOG.md").read_text()
-    unreleased, newest, *_ = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert unreleased == "[Unreleased]"
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    newest = next(heading for heading in headings if heading != "[Unreleased]")
     version = re.escape(jorge_optax.__version__)
     assert re.fullmatch(rf"\[{version}\] - \d{{4}}-\d\d-\d\d", newest)
 
