@@ -84,7 +84,8 @@ def ablation() -> Table:
         key = row["problem"], row["variant"]
         finals.setdefault(key, {})[row["seed"]] = row["final"]
     table = []
-    for variant in dict.fromkeys((RULE, *PROTOTYPES, *VARIANTS)):
+    recorded = (variant for _, variant in finals)
+    for variant in dict.fromkeys((RULE, *PROTOTYPES, *VARIANTS, *recorded)):
         cells = []
         for problem, (_, digits) in problems.items():
             own = finals.get((problem, variant), {})

@@ -7,8 +7,8 @@ tuned SGD, on the transformer at the rate and length of tuned AdamW (embeddings 
 last layer left to Adam), refreshed every 10 steps unless the variant says otherwise.
 Seeds 100 to 102, which no comparison of optimizers reports: choices are made here, and
 evidence for them comes from other seeds. The same batches and first parameters for all
-variants. The rows of PROTOTYPES are of rules that only the tag lab-0.1 (commit c40e72a)
-has.
+variants. The rows of PROTOTYPES, and of variants that are not named here, are of rules
+that only the tag lab-0.1 (commit c40e72a) has.
 Answer: docs/whitening.md, from benchmarks/results/ablation.json.
 
     python -m benchmarks.training.ablation [--problems mlp resnet lm] [VARIANT ...]
@@ -17,9 +17,8 @@ Runs that the JSON holds are not repeated.
 """
 
 import argparse
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import optax
@@ -30,10 +29,9 @@ from benchmarks.problems.training import trainer
 from benchmarks.training import adamw
 from jorge_optax import (
     BinomialSeries,
-    MatrixView,
+    Numerics,
     Tiling,
     Whitening,
-    default_view,
     from_adamw,
     jorge,
     lengths,
@@ -58,7 +56,7 @@ PROTOTYPES = (
     "roots start at 0.1",
     "roots start at 10",
 )
-# Options of jorge by variant.
+# Options of jorge by variant, and those that `run` takes.
 VARIANTS: dict[str, dict[str, Any]] = {
     RULE: {"rule": Whitening()},
     "no early refreshes": {"rule": Whitening(early_refreshes=0)},
@@ -76,26 +74,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tiles of 1024": {"rule": Whitening(), "tiling": Tiling(1024)},
     "bfloat16 roots and momentum": {
         "rule": Whitening(),
-        "root_dtype": "bfloat16",
-        "accumulator_dtype": "bfloat16",
+        "numerics": Numerics(roots="bfloat16", momenta="bfloat16"),
     },
     "paper's rule": {"rule": BinomialSeries()},
-    "paper's rule, on Nesterov's momentum": {
-        "rule": BinomialSeries(preconditions="nesterov")
-    },
 }
 
 
 @functools.cache
 def _problem(name: str):
     return PROBLEMS[name]()
-
-
-def _all_but(left_out: tuple[str, ...]) -> Callable[[str, tuple], Any]:
-    def view(path: str, shape: tuple) -> MatrixView | None:
-        return None if set(left_out) & set(path.split("/")) else default_view(shape)
-
-    return view
 
 
 def run(name: str, options: dict[str, Any], seeds) -> Iterator[list]:
@@ -107,29 +94,26 @@ def run(name: str, options: dict[str, Any], seeds) -> Iterator[list]:
       seeds: The seeds.
     """
     options, rate = {**options}, RATES[name]
+    scale, leave_out_last = (
+        options.pop(key, default)
+        for key, default in (("scale", 1.0), ("leave_out_last", False))
+    )
     if name == "lm":
-        config = from_adamw(
+        optimizer = from_adamw(
             adamw.schedule(rate),
             b2=adamw.B2,
             weight_decay=adamw.DECAY,
-            leave_out=("embed", "position", "head"),
+            grafting=lengths.Adam(b2=adamw.B2, scale=scale),
+            **options,
         )
-        tiling = config.kwargs()["tiling"]
-        if "tiling" in options:
-            options["tiling"] = dataclasses.replace(
-                tiling, max_dim=options["tiling"].max_dim
-            )
-        scale = options.pop("scale", 1.0)
-        options["grafting"] = lengths.Adam(b2=adamw.B2, scale=scale)
-        optimizer = jorge(**config.kwargs() | options)
         return (
             [value for _, value in language_model.train(optimizer, s, adamw.STEPS)]
             for s in seeds
         )
     problem = _problem(name)
-    options["grafting"] = lengths.SGD(options.pop("scale", 1.0))
-    if options.pop("leave_out_last", False):
-        options["tiling"] = Tiling(view=_all_but(problem.adamw_leaves))
+    options["grafting"] = lengths.SGD(scale)
+    if leave_out_last:
+        options["tiling"] = Tiling(leave_out=problem.adamw_leaves)
     train = trainer(
         problem,
         lambda rate: jorge(

@@ -43,14 +43,15 @@ from benchmarks.cost import counts
 from benchmarks.harness import rates, results
 from benchmarks.problems import language_model
 from examples.language_model.configs import hidden_matrices
-from examples.shared.shampoo import ShampooRule
+from examples.shared.shampoo import Shampoo
 from jorge_optax import (
     BinomialSeries,
     Tiling,
     Whitening,
     from_adamw,
-    from_scratch,
+    jorge,
     lengths,
+    views,
 )
 
 STEPS, DECAY, B1, B2 = results.sized(600, 60), 0.1, 0.9, 0.95
@@ -67,6 +68,7 @@ RATES = {  # tried for each tuned optimizer
     "jorge, by shape, tuned": (1e-2, 2e-2, 5e-2, 1e-1),
 }
 LEAVE_OUT = ("embed", "position")
+EMBEDDINGS = views.only(*LEAVE_OUT)  # and not the last layer
 LAST_LEFT = ", last layer left to Adam"  # of SOAP, which else preconditions it
 
 
@@ -81,22 +83,19 @@ def adamw(rate: float):
 
 
 PAPER = BinomialSeries()
-VARIANTS = {
-    "jorge": {"rule": PAPER, "leave_out": LEAVE_OUT},
+VARIANTS: dict[str, dict[str, Any]] = {
+    "jorge": {"rule": PAPER, "leave_out": EMBEDDINGS},
     "jorge, refresh at every step": {
         "rule": PAPER,
-        "leave_out": LEAVE_OUT,
+        "leave_out": EMBEDDINGS,
         "update_interval": 1,
     },
-    "jorge, embeddings preconditioned": {"rule": PAPER, "leave_out": ()},
-    "jorge, whitening": {"rule": Whitening()},
-    "jorge, whitening, Adam's own length": {"rule": Whitening()},
-    "jorge, whitening, whole layers": {"rule": Whitening()},
-    "jorge, whitening, last layer preconditioned": {
-        "rule": Whitening(),
-        "leave_out": LEAVE_OUT,
-    },
-    "shampoo": {"rule": ShampooRule(), "leave_out": LEAVE_OUT},
+    "jorge, embeddings preconditioned": {"rule": PAPER, "leave_out": views.only()},
+    "jorge, whitening": {},
+    "jorge, whitening, Adam's own length": {"grafting": lengths.Adam(b2=B2)},
+    "jorge, whitening, whole layers": {"tiling": Tiling(1024)},
+    "jorge, whitening, last layer preconditioned": {"leave_out": EMBEDDINGS},
+    "shampoo": {"rule": Shampoo(), "leave_out": EMBEDDINGS},
 }
 
 
@@ -144,18 +143,16 @@ def optimizer_of(
         leave_out = LEAVE_OUT + ("head",) * variant.endswith(LAST_LEFT)
         return with_adam(make(B1), schedule(rate), leave_out=leave_out, **options)
     if variant.startswith("jorge, by shape"):
-        decay = DECAY * adam_rate / rate
-        config = from_scratch(
-            STEPS, momentum=B1, weight_decay=decay, leave_out=(*LEAVE_OUT, "head")
+        return jorge(
+            schedule(rate),
+            B1,
+            DECAY * adam_rate / rate,
+            rule=Whitening(),
+            grafting=lengths.Shape(),
+            tiling=Tiling(leave_out=(*LEAVE_OUT, "head")),
         )
-        return config.replace(learning_rate=schedule(rate)).optimizer()
     options = VARIANTS[variant.removesuffix(", tuned")]
-    config = from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
-    if variant.endswith("own length"):
-        config = config.replace(grafting=lengths.Adam(b2=B2))
-    if variant.endswith("whole layers"):
-        return config.optimizer(tiling=Tiling(1024))
-    return config.optimizer()
+    return from_adamw(schedule(rate), b2=B2, weight_decay=DECAY, **options)
 
 
 class Study:

@@ -41,8 +41,8 @@ from benchmarks.harness import rates, results
 from benchmarks.harness.summary import paired_ratio, steps_to
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.problems.training import Curve, trainer
-from examples.shared.shampoo import shampoo
-from jorge_optax import Tiling, Whitening, from_scratch, jorge, lengths
+from examples.shared.shampoo import Shampoo
+from jorge_optax import Tiling, Whitening, jorge, lengths
 
 MOMENTUM, B2 = 0.9, 0.95
 TUNING_SEED, SEEDS = 100, results.sized((0, 1, 2, 3, 4), (0,))
@@ -111,14 +111,18 @@ def optimizer(
     if family == "psgd":
         return psgd(schedule, MOMENTUM)
     if family.startswith("by-shape"):
-        config = from_scratch(
-            steps,
-            momentum=MOMENTUM,
-            update_interval=int(k),
+        tiling = Tiling(
+            256 if family == "by-shape" else 1024,
             leave_out=problem.adamw_leaves if family == AS_MUON else (),
         )
-        tiling = Tiling(256 if family == "by-shape" else 1024)
-        return config.replace(learning_rate=schedule).optimizer(tiling=tiling)
+        return jorge(
+            schedule,
+            MOMENTUM,
+            rule=Whitening(),
+            grafting=lengths.Shape(),
+            update_interval=int(k),
+            tiling=tiling,
+        )
     return _with_roots(family)(schedule, MOMENTUM, update_interval=int(k))
 
 
@@ -130,7 +134,7 @@ def _with_roots(family: str) -> Callable[..., optax.GradientTransformation]:
     if family == TWICE:
         return functools.partial(jorge, rule=Whitening(), grafting=lengths.SGD(2.0))
     if family == "shampoo":
-        return shampoo
+        return functools.partial(jorge, rule=Shampoo())
     raise ValueError(f"No optimizer {family!r}; there are {', '.join(TUNED)}.")
 
 

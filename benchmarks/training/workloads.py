@@ -112,18 +112,16 @@ def build(
         return optimizers.schedule(adamw.schedule, peak, steps, steps_per_epoch)
 
     if family.startswith(FROM_ADAMW):
-        settings = from_adamw(
+        step = from_adamw(
             schedule(adamw.learning_rate),
             *(adamw.b1, adamw.b2),
             weight_decay=adamw.weight_decay,
             weight_decay_mask=mask,
+            grafting=lengths.Adam(adamw.b2) if family.endswith(OWN) else "adam",
             update_interval=config.update_interval,
         )
-        if family.endswith(OWN):
-            settings = settings.replace(grafting=lengths.Adam(adamw.b2))
-        return optimizers.Built(
-            settings.optimizer(), settings.to_dict(), schedule(adamw.learning_rate)
-        )
+        rate_of = schedule(adamw.learning_rate)
+        return optimizers.Built(step, vars(adamw), rate_of, rooted=step)
     rate = PEERS[family] if rate is None else rate
     betas = dict(b1=adamw.b1, b2=0.95)
     if family == "muon":
