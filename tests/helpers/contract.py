@@ -1,4 +1,4 @@
-"""Optimizers, trees, steps and comparisons for tests of Jorge under optax and JAX."""
+"""Optimizers, trees, steps and comparisons for tests of Jorge under other libraries."""
 
 import functools
 from typing import Any
@@ -10,14 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import (
-    Tiling,
-    Whitening,
-    graft,
-    jorge,
-    lengths,
-    scale_by_jorge,
-)
+from jorge_optax import Numerics, Tiling, from_adamw, graft, jorge, scale_by_jorge
 
 # Two leaves that share a stack, and two without roots. Few, since most of the time of
 # these tests is compilation.
@@ -29,63 +22,32 @@ SHAPES = {
 
 TABLE = {
     "jorge": (jorge, dict(learning_rate=0.05, update_interval=2)),
+    "from_adamw": (from_adamw, dict(learning_rate=0.05, update_interval=2)),
     "scale_by_jorge": (scale_by_jorge, dict(update_interval=2)),
     "graft": (
         graft,
-        dict(
-            magnitude=optax.trace(0.9),
-            direction=scale_by_jorge(update_interval=2),
-        ),
+        dict(magnitude=optax.trace(0.9), direction=scale_by_jorge(update_interval=2)),
     ),
-    "jorge_with_all_options": (
+    "all_options": (
         jorge,
         dict(
             learning_rate=0.05,
             momentum=0.8,
             weight_decay=0.01,
-            eps=1e-4,
+            grafting=None,
             update_interval=2,
-            damping=1e-3,
             tiling=Tiling(max_dim=4),
-            root_dtype="bfloat16",
-            precision="high",
-            refresh_precision="highest",
-        ),
-    ),
-    "jorge_at_length_of_adam": (
-        jorge,
-        dict(learning_rate=0.05, update_interval=2, grafting=optax.scale_by_adam()),
-    ),
-    "jorge_whitening": (
-        jorge,
-        dict(learning_rate=0.05, update_interval=2, rule=Whitening(early_refreshes=0)),
-    ),
-    "jorge_whitening_at_length_of_adam": (
-        jorge,
-        dict(
-            learning_rate=0.05,
-            update_interval=2,
-            rule=Whitening(),
-            grafting=lengths.Adam(),
-        ),
-    ),
-    "jorge_ungrafted": (jorge, dict(learning_rate=0.05, grafting=None)),
-    "graft_tiled": (
-        graft,
-        dict(
-            magnitude=optax.sgd(1.0, 0.9),
-            direction=optax.scale_by_adam(),
-            tiling=Tiling(max_dim=4),
+            others=optax.adamw(0.01),
+            numerics=Numerics(roots="bfloat16", momenta="bfloat16", apply="high"),
         ),
     ),
 }
 OPTIMIZERS = {name: factory(**kwargs) for name, (factory, kwargs) in TABLE.items()}
-KINDS = ("jorge", "scale_by_jorge", "graft")
-VARIANTS = tuple(name for name in TABLE if name not in KINDS)
 
 
 def each(*names):
-    """Parameterizes a test by optimizers of the table."""
+    """Parameterizes a test by optimizers of the table, or by all of them."""
+    names = names or tuple(TABLE)
     return pytest.mark.parametrize("tx", [OPTIMIZERS[n] for n in names], ids=names)
 
 
@@ -96,6 +58,15 @@ def random_tree(seed: int, dtype: Any = jnp.float32, shapes: Any = SHAPES) -> An
         shapes,
         is_leaf=lambda node: isinstance(node, tuple),
     )
+
+
+def random_trees(count: int, dtype: Any = jnp.float32, shapes: Any = SHAPES) -> Any:
+    """Parameters, and then gradients."""
+    return [random_tree(seed, dtype, shapes) for seed in range(count)]
+
+
+def stacked(trees: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 @functools.cache
@@ -118,15 +89,12 @@ def train(tx: Any, params: Any, gradients: Any) -> Any:
     return params, state
 
 
-def types_of(tree):
-    """Shape, dtype and weakness of the dtype of each leaf."""
-    return jax.tree.map(lambda x: (x.shape, str(x.dtype), x.aval.weak_type), tree)
-
-
 def assert_same_types(tree, other):
+    """Equality of structure, shapes and dtypes, weak or not."""
     chex.assert_trees_all_equal_structs(tree, other)
     chex.assert_trees_all_equal_shapes_and_dtypes(tree, other)
-    assert types_of(tree) == types_of(other)
+    weak = [[x.aval.weak_type for x in jax.tree.leaves(t)] for t in (tree, other)]
+    assert weak[0] == weak[1]
 
 
 def assert_differs(assertion, *args, **kwargs):
@@ -144,10 +112,18 @@ def assert_close(tree, other, tolerance=1e-5):
     chex.assert_trees_all_close(tree, other, rtol=0, atol=tolerance)
 
 
+def assert_agrees(tree, other, tolerance=1e-5):
+    """Equality up to a tolerance, and its negative control."""
+    assert_close(tree, other, tolerance)
+    by = 10 * tolerance
+    assert_differs(assert_close, nudged(tree, by), other, tolerance)
+
+
 def nudged(tree, by=0.01):
-    """The tree with the largest entry of its largest leaf off by this share."""
+    """The tree with the largest entry of its largest wide leaf off by this share."""
     leaves, treedef = jax.tree.flatten(jax.device_get(tree))
-    position = max(range(len(leaves)), key=lambda i: leaves[i].size)
+    wide = [(leaf.dtype.itemsize, leaf.size) for leaf in leaves]
+    position = max(range(len(leaves)), key=wide.__getitem__)
     leaf = leaves[position] = leaves[position].copy()
     index = np.unravel_index(np.argmax(np.abs(leaf)), leaf.shape)
     leaf[index] = leaf[index] * (1 + by) if leaf[index] else by

@@ -20,17 +20,20 @@ TABLES = ("_MAIN_OPTIMIZERS_UNDER_TEST", "_ALL_OPTIMIZERS_UNDER_TEST")
 
 
 jorge = jorge_optax.jorge
+from_adamw = jorge_optax.from_adamw
 
 
 def jorge_at_length_of_adam(learning_rate: optax.ScalarOrSchedule):
-    return jorge_optax.jorge(learning_rate, grafting=optax.scale_by_adam())
+    return jorge_optax.jorge(learning_rate, grafting=jorge_optax.lengths.Adam())
 
 
 def jorge_direction(
-    learning_rate: optax.ScalarOrSchedule, update_interval: int, damping: float
+    learning_rate: optax.ScalarOrSchedule,
+    update_interval: int,
+    rule: jorge_optax.Rule,
 ):
     return optax.chain(
-        jorge_optax.scale_by_jorge(update_interval=update_interval, damping=damping),
+        jorge_optax.scale_by_jorge(update_interval=update_interval, rule=rule),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -46,13 +49,18 @@ def adam_at_length_of_sgd(learning_rate: optax.ScalarOrSchedule):
 # any constant learning rate (so it does in NumPy, in float64): the length of its steps
 # does not shrink with the gradient, and between refreshes the roots are those of a
 # smaller gradient. Fresh and damped roots at every step and no momentum hold it.
-UNGRAFTED = {"learning_rate": 1e-3, "update_interval": 1, "damping": 0.1}
+UNGRAFTED = {
+    "learning_rate": 1e-3,
+    "update_interval": 1,
+    "rule": jorge_optax.BinomialSeries(damping=0.1),
+}
 
 OPTIMIZERS = (
     (jorge, {"learning_rate": 1e-3}),
     (jorge, {"learning_rate": 1e-3, "update_interval": 1}),
     (jorge, {"learning_rate": 1e-3, "tiling": jorge_optax.Tiling(max_dim=1)}),
     (jorge, {"momentum": 0.0, "grafting": None, **UNGRAFTED}),
+    (from_adamw, {"learning_rate": 1e-3}),
     (jorge_at_length_of_adam, {"learning_rate": 1e-3}),
     (jorge_direction, UNGRAFTED),
     (adam_at_length_of_sgd, {"learning_rate": 1e-3}),
