@@ -5,6 +5,7 @@ import inspect
 import operator
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -163,6 +164,13 @@ def test_files_that_pages_cite_exist():
             assert place.exists() or place.with_suffix(".py").exists(), (page, place)
             found += 1
     assert found > 10
+
+
+def test_the_picture_of_the_data_flow_is_what_its_script_draws():
+    script = ROOT / "docs" / "static" / "flow.py"
+    assert (
+        runpy.run_path(str(script))["draw"]() == script.with_suffix(".svg").read_text()
+    )
 
 
 def test_newest_changelog_entry_is_this_version():
