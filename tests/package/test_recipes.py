@@ -1,0 +1,363 @@
+"""Recipes: what they derive from a tuned run, what they print, and what runs."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jorge_optax import (
+    BinomialSeries,
+    Tiling,
+    Whitening,
+    describe,
+    from_adamw,
+    from_scratch,
+    from_sgd,
+    from_sgd_as_published,
+    jorge,
+    lengths,
+    scale_by_jorge,
+    tuning,
+    views,
+)
+from tests.helpers.errors import saying
+from tests.helpers.trees import arrays, close, differs, structs
+
+COSINE = optax.cosine_decay_schedule(0.1, 1000)
+# One stack of two tiles, and one parameter without roots.
+PARAMS = {"dense": (6, 4), "conv": (2, 1, 3, 4), "bias": (5,)}
+EMBEDDINGS = ("wte", "wpe", "tok_emb", "pos_emb", "patch_embed", "position")
+LAST_LAYERS = ("lm_head", "head")
+
+
+def rates(tx, steps, length="sgd"):
+    """The learning rate of each step, by the steps of a bias."""
+
+    def run(tx):
+        def step(state, _):
+            update, state = tx.update(bias, state, 0 * bias)
+            return state, update
+
+        return jax.lax.scan(step, tx.init(bias), length=steps)[1]
+
+    bias = jnp.ones(1)
+    unit = jorge(1.0, grafting=length)
+    return np.asarray(jax.jit(lambda: run(tx) / run(unit))()).ravel()
+
+
+# The paper's appendix: rate and decay of SGD, epochs, of these warm-up, decays.
+PAPER = {
+    "ResNet-50, batch 1024": (0.4, 1e-4, 90, 5, (30, 60)),
+    "ResNet-50, batch 256": (0.1, 1e-4, 90, 0, (30, 60)),
+    "DeepLabv3": (0.02, 1e-4, 30, 0, (10, 20)),
+    "Mask R-CNN": (0.02, 1e-4, 26, 0, (8, 16)),
+}
+
+
+@pytest.mark.parametrize("benchmark", PAPER)
+def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark):
+    rate, decay, epochs, warmup, decays = PAPER[benchmark]
+    options = {"epochs": epochs, "steps_per_epoch": 7, "warmup_steps": 7 * warmup}
+    tx = from_sgd_as_published(rate, 0.9, decay, **options)
+    first, second = (7 * epoch for epoch in decays)
+    assert f"divides by ten at steps {first} and {second}." in str(tx)
+    lines = str(tx).splitlines()
+    assert "momentum         0.9" in lines
+    assert "weight_decay     0.001" in lines
+    assert "rule             BinomialSeries()" in lines
+    found = rates(tx, 7 * epochs)
+    expected = rate * np.ones(7 * epochs)
+    expected[first:] /= 10
+    expected[second:] /= 10
+    expected[: 7 * warmup] *= np.arange(7 * warmup) / (7 * max(warmup, 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(found[1:], expected[:-1], rtol=1e-4, atol=1e-9)
+
+
+# A recipe, and the same by hand.
+BY_HAND = {
+    "sgd": (
+        from_sgd(COSINE, 0.8, 1e-4),
+        jorge(COSINE, 0.8, 5e-4, rule=Whitening()),
+    ),
+    "sgd, decoupled": (
+        from_sgd(0.1, 0.8, 1e-4, decoupled=True, nesterov=True),
+        jorge(0.1, 0.8, 1e-4, rule=Whitening()),
+    ),
+    "sgd, the paper's rule": (
+        from_sgd(0.1, 0.8, 1e-4, rule=BinomialSeries()),
+        jorge(0.1, 0.8, 5e-4),
+    ),
+    "published": (
+        from_sgd_as_published(0.1, 0.9, 1e-4, total_steps=90),
+        jorge(tuning.thirds_decay_schedule(0.1, 90), 0.9, 1e-3),
+    ),
+    "adamw": (
+        from_adamw(COSINE, 0.8, 0.95, eps=1e-6, weight_decay=0.01),
+        jorge(
+            *(COSINE, 0.8, 0.01),
+            rule=Whitening(),
+            grafting=lengths.Adam(0.95, 1e-6, scale=2.0),
+        ),
+    ),
+    "adamw, the paper's rule": (
+        from_adamw(0.1, rule=BinomialSeries()),
+        jorge(0.1, 0.9, 1e-4, grafting=lengths.Adam()),
+    ),
+}
+
+
+# Quick to compile rather than quick to run.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+def third_update(tx, params):
+    """The update after three steps, by gradients that change."""
+    grads = jax.tree.map(
+        lambda p: jnp.stack([jnp.cos(k * p) for k in (1, 2, 3)]), params
+    )
+
+    def step(state, gradient):
+        updates, state = tx.update(gradient, state, params)
+        return state, updates
+
+    updates = jax.lax.scan(step, tx.init(params), grads)[1]
+    return jax.tree.map(lambda x: x[-1], updates)
+
+
+def last_update(tx, params):
+    """The same, compiled."""
+    train = functools.partial(third_update, tx)
+    return jax.jit(train, compiler_options=QUICK)(params)
+
+
+def program(tx):
+    """The operations of an update, constants included."""
+    params = structs(**PARAMS)
+    state = jax.eval_shape(tx.init, params)
+    text = str(jax.make_jaxpr(tx.update)(params, state, params))
+    return re.sub("0x[0-9a-f]+", "", text)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_recipe_is_jorge_with_what_it_derived(name):
+    ours, by_hand = BY_HAND[name]
+    assert program(ours) == program(by_hand)
+    assert program(ours) != program(jorge(0.1, 0.8, 5e-3, rule=Whitening()))
+
+
+def test_from_scratch_whitens_by_shape_and_follows_a_cosine():
+    lines = str(from_scratch(40)).splitlines()
+    assert {"rule             Whitening()", "grafting         Shape()"} <= {*lines}
+    found = rates(from_scratch(40, warmup_steps=4), 40, lengths.Shape())
+    expected = optax.warmup_cosine_decay_schedule(0.0, 0.0425, 4, 40)
+    np.testing.assert_allclose(found, [expected(n) for n in range(40)], atol=1e-7)
+    differs(np.testing.assert_allclose, found[1:], found[:-1])
+
+
+def test_from_adamw_takes_twice_adams_length_and_leaves_biases_to_adam():
+    params = arrays(**PARAMS)
+    ours = last_update(from_adamw(0.1, 0.8, 0.95, eps=1e-6, weight_decay=0), params)
+    adam = last_update(optax.adam(0.1, 0.8, 0.95, 1e-6), params)
+    close(ours["bias"], adam["bias"])
+    for name in ("dense", "conv"):
+        norms = [optax.tree.norm(updates[name]) for updates in (ours, adam)]
+        np.testing.assert_allclose(norms[0], 2 * norms[1], rtol=1e-5)
+        differs(close, ours[name], 2 * adam[name])
+
+
+# What is printed.
+
+CAREFUL = Whitening(beta2=0.8, early_refreshes=5)
+GROWING = tuning.growing_interval_schedule(50)
+OPTIONS = {"tiling": Tiling(64), "numerics": "reduced", "others": optax.adam(1e-3)}
+# A transformation, words that are printed, words that are not.
+PRINTED = (
+    (from_sgd(0.1), "learning_rate    0.1\n", "weight_decay is"),
+    (from_sgd(COSINE), "learning_rate    a schedule: 0.1 at 0, 0 at 1000", "none"),
+    (from_sgd(0.1, 0.9, 1e-4), "weight_decay     0.001\n", "0.00100"),
+    (from_sgd(0.1, 0.9, 1e-4), "is that of SGD over 1 - momentum, since it is", "none"),
+    (from_sgd(0.1, 0.9, 1e-4, decoupled=True), "weight_decay     0.0001\n", "over 1"),
+    (from_adamw(1e-3), "update_interval  10, and 1 in the first 50 steps\n", "none"),
+    (from_sgd(0.1, rule=BinomialSeries()), "update_interval  10\n", "in the first"),
+    (from_sgd(0.1, update_interval=GROWING), "a schedule: 1 at 0, 50 at 1000", "none"),
+    (from_sgd(0.1, rule=CAREFUL), "Whitening(beta2=0.8, early_refreshes=5)\n", "none"),
+    (from_adamw(jnp.float32(0.5), b2=0.95), "Adam(b2=0.95, scale=2.0)\n", "Array"),
+    (jorge(0.1, grafting=None), "BinomialSeries()", "grafting"),
+    (scale_by_jorge(), "BinomialSeries()", "learning_rate"),
+    (from_sgd(0.1, **OPTIONS), "tiling           Tiling(max_dim=64)\n", "none"),
+    (from_sgd(0.1, **OPTIONS), "Numerics(roots='bfloat16', momenta='bfloat16'", "none"),
+    (from_sgd(0.1, **OPTIONS), "others           an optimizer of their own\n", "none"),
+    (from_sgd(0.1, nesterov=True), "rule             Whitening()\n", "Nesterov"),
+    (
+        from_sgd(0.1, nesterov=True, rule=BinomialSeries()),
+        "note: Nesterov's momentum is not carried over",
+        "none",
+    ),
+    (
+        from_adamw(0.1),
+        "without roots, by the recipe: embeddings, last layers",
+        "tiling",
+    ),
+    (from_adamw(0.1, leave_out=("router",)), "Tiling(leave_out=('router',))", "none"),
+    (from_adamw(0.1, leave_out=views.only("r")), "leave_out=('r',)", "by the recipe"),
+    (from_scratch(200), "200", "none"),
+    (from_scratch(200, warmup_steps=20), "0.0425", "none"),
+    (from_scratch(200, warmup_steps=20), " 20 ", "none"),
+    (from_sgd_as_published(0.1, total_steps=90), "at steps 30 and 60.", "embeddings"),
+)
+
+
+@pytest.mark.parametrize(("tx", "present", "absent"), PRINTED)
+def test_printing_shows_what_runs_and_why(tx, present, absent):
+    text = f"{tx}\n"
+    assert text == f"{tx!r}\n"
+    assert present in text
+    assert absent not in text
+
+
+# What is left out.
+
+LEFT_OUT = {
+    "adamw": (from_adamw(0.1), {*EMBEDDINGS, *LAST_LAYERS}),
+    "sgd": (from_sgd(0.1), {*EMBEDDINGS}),
+    "scratch": (from_scratch(9), {*EMBEDDINGS}),
+    "more": (
+        from_adamw(0.1, leave_out=("DENSE",)),
+        {*EMBEDDINGS, *LAST_LAYERS, "dense"},
+    ),
+    "only these": (from_adamw(0.1, leave_out=views.only("dense")), {"dense"}),
+    "nothing": (from_adamw(0.1, leave_out=views.only()), set()),
+    "by the tiling": (
+        from_sgd(0.1, tiling=Tiling(leave_out=("dense",))),
+        {*EMBEDDINGS, "dense"},
+    ),
+    "a name": (jorge(0.1, tiling=Tiling(leave_out=("/head/",))), {"head"}),
+    "a part of a name": (
+        jorge(0.1, tiling=Tiling(leave_out=("head",))),
+        {"head", "lm_head", "multihead", "heads"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_leave_out_adds_to_what_the_recipe_leaves_out(name):
+    tx, expected = LEFT_OUT[name]
+    names = (*EMBEDDINGS, *LAST_LAYERS, "dense", "multihead", "heads")
+    table = describe({key: {"kernel": jnp.ones((6, 5))} for key in names}, tx)
+    left_out = {
+        leaf.path.split("/")[0]
+        for leaf in table.leaves
+        if leaf.preconditioned == "no: left out"
+    }
+    assert left_out == expected
+
+
+def test_a_word_that_no_parameter_has_is_refused_with_the_nearest_names():
+    params = structs(dense=(6, 5), lm_head=(6, 5), bias=(5,))
+    for make in (from_adamw, from_sgd):
+        tx = make(0.1, leave_out=("dense", "lmhead"))
+        message = saying(
+            "leave_out: no parameter has 'lmhead' in its path",
+            "The nearest names are 'lm_head'",
+            "describe(params) shows them all",
+        )
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(tx.init, params)
+        # Not in a tree that is a part of the parameters.
+        jax.eval_shape(tx.init, {})
+        mask = {"dense": True, "lm_head": False, "bias": True}
+        jax.eval_shape(optax.masked(tx, mask).init, params)
+        labels = {"dense": "ours", "lm_head": "rest", "bias": "rest"}
+        parts = optax.partition({"ours": tx, "rest": optax.sgd(0.1)}, labels)
+        jax.eval_shape(parts.init, params)
+
+
+def test_others_is_a_complete_optimizer_of_its_own():
+    params = arrays(**PARAMS, embed=(6, 4))
+    own = optax.adamw(optax.linear_schedule(0.3, 0.1, 3), weight_decay=0.5)
+    plain = last_update(from_sgd(0.1, 0.9, 0.01), params)
+    ours = last_update(from_sgd(0.1, 0.9, 0.01, others=own), params)
+    expected = last_update(own, params)
+    for name in ("bias", "embed"):
+        close(ours[name], expected[name])
+        differs(close, ours[name], plain[name])
+    for name in ("dense", "conv"):
+        close(ours[name], plain[name])
+        differs(close, ours[name], expected[name])
+
+
+# Traced numbers.
+
+SGD_NUMBERS = {"learning_rate": 0.1, "momentum": 0.8, "weight_decay": 1e-3}
+# Adam's b2 and eps go into a dataclass.
+ADAMW_NUMBERS = {"b1": 0.8, "b2": 0.95, "eps": 0.1, "weight_decay": 0.01}
+INJECTED = {
+    "sgd": (from_sgd, SGD_NUMBERS, {}),
+    "adamw": (from_adamw, {"learning_rate": 0.1, **ADAMW_NUMBERS}, {}),
+    "adamw, float32": (
+        from_adamw,
+        {"learning_rate": 0.1, **ADAMW_NUMBERS},
+        {"hyperparam_dtype": jnp.float32},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_numbers_are_injected_without_static_args(name):
+    recipe, numbers, options = INJECTED[name]
+    params = arrays(**PARAMS)
+    tx = optax.inject_hyperparams(recipe, **options)(**numbers)
+    assert numbers.keys() <= tx.init(params).hyperparams.keys()
+
+    def run(numbers):
+        def init(params):
+            state = tx.init(params)
+            return state._replace(hyperparams={**state.hyperparams, **numbers})
+
+        return third_update(optax.GradientTransformation(init, tx.update), params)
+
+    run = jax.jit(run, compiler_options=QUICK)
+    numbers = {key: jnp.float32(number) for key, number in numbers.items()}
+    updates = run(numbers)
+    close(updates, last_update(recipe(**INJECTED[name][1]), params))
+    for key, number in numbers.items():
+        differs(close, run({**numbers, key: 0.5 * number}), updates)
+
+
+COUNTS = {
+    "total_steps": from_scratch,
+    "warmup_steps": lambda steps: from_scratch(90, warmup_steps=steps),
+    "total_steps ": lambda steps: from_sgd_as_published(0.1, total_steps=steps),
+    "epochs": lambda n: from_sgd_as_published(0.1, epochs=n, steps_per_epoch=7),
+    "steps_per_epoch": lambda n: from_sgd_as_published(
+        0.1, epochs=9, steps_per_epoch=n
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_traced_count_of_steps_is_refused(name):
+    message = saying(f"{name.strip()} counts steps", f"static_args=('{name.strip()}',)")
+    with pytest.raises(TypeError, match=message):
+        jax.eval_shape(lambda n: COUNTS[name](n).init(jnp.ones(2)), 9)
+
+
+def test_static_counts_of_steps_can_be_injected():
+    counts = ("total_steps", "warmup_steps")
+    tx = optax.inject_hyperparams(from_scratch, static_args=counts)(90)
+    params = structs(**PARAMS)
+    state = jax.eval_shape(tx.init, params)
+    assert "learning_rate" in state.hyperparams
+    assert not set(counts) & state.hyperparams.keys()
+    jax.eval_shape(tx.update, params, state, params)
+
+
+def test_what_follows_b2_is_given_by_name():
+    with pytest.raises(TypeError, match="positional arguments"):
+        from_adamw(1e-3, 0.9, 0.95, 0.1)  # pyright: ignore[reportCallIssue]
