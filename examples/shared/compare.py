@@ -23,6 +23,7 @@ COLORS = {
     "shampoo": "tab:green",
     "jorge": "tab:red",
     "jorge-whitening": "tab:purple",
+    "distributed-shampoo": "tab:olive",
 }
 
 

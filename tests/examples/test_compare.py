@@ -1,9 +1,14 @@
-"""The table of a comparison, and when a run has reached its target."""
+"""A comparison: its runs, its table, and when a run has reached its target."""
 
 import itertools
+import json
 import re
 
+import numpy as np
+import pytest
+
 from examples.shared import compare
+from tests.examples import toy_task
 
 
 def run(*accuracy, step_ms=1.0, compile_seconds=1.0):
@@ -19,25 +24,44 @@ def run(*accuracy, step_ms=1.0, compile_seconds=1.0):
     ]
 
 
-def first_crossing(rows, target):
-    row = compare.crossing(rows, "accuracy", target)
-    return row and row["step"]
+@pytest.mark.parametrize(
+    ("values", "target", "step"),
+    [
+        ((0.5, 0.99, 0.98, 1.0), 0.98, 20),
+        ((0.5, 0.99, 0.98, 1.0), 0.99, 40),  # it fell below the target again
+        ((0.5, 0.99, 0.98, 1.0), 0.4, 10),
+        ((0.5, 1.0, 0.98), 0.99, None),
+        ((0.5, 0.98, 0.9899), 0.99, None),
+        ((0.9, 0.95, None), 0.9, None),
+        ((), 0.9, None),
+    ],
+)
+def test_a_target_is_reached_where_the_run_stays_at_it_or_above(values, target, step):
+    row = compare.crossing(run(*values), "accuracy", target)
+    assert (row and row["step"]) == step
 
 
-def test_the_target_is_reached_where_the_run_stays_at_it_or_above():
-    rising = run(0.5, 0.99, 0.98, 1.0)
-    assert first_crossing(rising, 0.98) == 20
-    assert first_crossing(rising, 0.99) == 40
-    assert first_crossing(rising, 0.4) == 10
-
-
-def test_a_run_that_ends_below_the_target_has_not_reached_it():
-    assert first_crossing(run(0.5, 1.0, 0.98), 0.99) is None
-
-
-def test_a_run_that_stays_below_the_target_misses_it():
-    assert first_crossing(run(0.5, 0.98, 0.9899), 0.99) is None
-    assert first_crossing(run(), 0.99) is None
+def test_a_comparison_trains_and_draws(tmp_path):
+    task = toy_task.make_task, toy_task.CONFIG
+    result = compare.compare(
+        *task, ["sgd", "distributed-shampoo"], [0, 1], tmp_path, steps=5
+    )
+    finals = [rows[-1]["accuracy"] for rows in result.runs["sgd"]]
+    assert result.target == pytest.approx(0.99 * np.mean(finals))
+    assert (
+        json.loads((tmp_path / "compare.json").read_text())["target"] == result.target
+    )
+    assert compare.table(result) in (tmp_path / "compare.txt").read_text()
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    gone = [{**row, "accuracy": None} for row in result.runs["sgd"][0]]
+    broken = result._replace(runs={**result.runs, "jorge": [gone, gone]})
+    assert "miss" in compare.table(broken).splitlines()[-1]
+    compare.plot(broken, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="--target"):
+        compare.compare(*task, ["jorge"], [0], tmp_path)
+    with pytest.raises(ValueError, match="No optimizer 'sdg'"):
+        compare.compare(*task, ["sdg"], [0], tmp_path, target=0.5)
 
 
 def test_the_table_has_a_row_for_each_optimizer():

@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from examples.shared.shampoo import Shampoo
 from jorge_optax import Numerics, Tiling, diagnostics, jorge, scale_by_jorge
-from tests.helpers.devices import run_on_eight_devices
 
 SHAPE = (7, 5)
 
@@ -76,7 +73,7 @@ def test_directions_are_those_of_numpy(options):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("shape", [(10, 10), (9, 9)])
 def test_tiles_keep_their_own_roots_and_padding_changes_nothing(shape):
-    """Tiles of 5x5; those at the end of 9x9 have padded rows, padded columns or both."""
+    """Tiles of 5x5; at the end of 9x9 they have padded rows and columns."""
     grads = gradients(5, shape)
     options = {"tiling": Tiling(5), "numerics": Numerics(roots="float64")}
     found, _ = by_rule(grads, Shampoo(ridge=1e-4), **options)
@@ -87,40 +84,6 @@ def test_tiles_keep_their_own_roots_and_padding_changes_nothing(shape):
             chex.assert_trees_all_close(tile, expected, rtol=1e-6)
             with pytest.raises(AssertionError):
                 chex.assert_trees_all_close(tile[::-1], expected, rtol=1e-2)
-
-
-def train(grads, **options):
-    """Parameters and state after these gradients."""
-    optimizer = jorge(0.1, rule=Shampoo(), update_interval=2, **options)
-    params = jax.tree.map(jnp.zeros_like, grads[0])
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
-    for g in grads:
-        updates, state = update(g, state, params)
-        params = jax.tree.map(jnp.add, params, updates)
-    return params, state
-
-
-def spread_over_devices():
-    grads = [
-        {"kernel": jnp.asarray(g), "bias": jnp.asarray(g[0])}
-        for g in gradients(4, (24, 23))
-    ]
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    tiling = Tiling(8)  # 9 tiles, some padded: devices have idle ones
-    expected, _ = train(grads, tiling=tiling)
-    spread = NamedSharding(mesh, P("data"))
-    found, state = train(grads, tiling=tiling, sharding=spread)
-    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_close(found, train(grads)[0], rtol=1e-2)
-    roots = [x for x in jax.tree.leaves(state) if x.ndim == 3 and x.shape[1:] == (8, 8)]
-    assert len(roots) >= 4  # statistics and powers of both sides
-    for x in roots:
-        assert x.sharding.shard_shape(x.shape)[0] == 2
-
-
-def test_spread_over_eight_devices_it_trains_as_on_one():
-    run_on_eight_devices(spread_over_devices)
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
