@@ -51,9 +51,9 @@ def start(optimizer, params):
     return zeros, optimizer.init(zeros)
 
 
-def random_gradients(params):
+def random_gradients(params, seed=0):
     """Draws gradients, the same in each call."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda s: jnp.asarray(0.01 * rng.standard_normal(s.shape, s.dtype)), params
     )

@@ -254,6 +254,20 @@ def llama(
     return _structs(shapes, dtype)
 
 
+def dense_layers(*widths: int, dtype: DTypeLike = jnp.float32) -> Tree:
+    """Parameter shapes of dense layers of these widths, the inputs' first.
+
+    Args:
+        widths: Of the inputs and of each layer.
+        dtype: Data type of all parameters.
+
+    Returns:
+        Nested dict of `jax.ShapeDtypeStruct`.
+    """
+    sides = enumerate(zip(widths, widths[1:], strict=False))
+    return _structs({f"layer{i}": _dense(*own) for i, own in sides}, dtype)
+
+
 # Those whose cost is measured.
 MODELS = {
     "resnet18": lambda: resnet(18),
