@@ -12,6 +12,8 @@ import pytest
 
 from jorge_optax import describe
 
+# Options of jax.jit: quick to compile rather than quick to run.
+QUICK = {"xla_backend_optimization_level": 0}
 # Shapes of the leaves of `tree`.
 TREE = {"matrix": (6, 4), "kernel": (2, 2, 3, 5), "bias": (5,), "scale": ()}
 
@@ -76,8 +78,7 @@ def trainer(optimizer: Any) -> Any:
     def train(params, gradients):
         return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
 
-    # Quick to compile rather than quick to run.
-    return jax.jit(train, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(train, compiler_options=QUICK)
 
 
 def one_update(optimizer: Any, gradients: Any, **extra_args: Any) -> Any:
@@ -87,4 +88,4 @@ def one_update(optimizer: Any, gradients: Any, **extra_args: Any) -> Any:
         state = optimizer.init(gradients)
         return optimizer.update(gradients, state, gradients, **extra_args)[0]
 
-    return jax.jit(update)(gradients)
+    return jax.jit(update, compiler_options=QUICK)(gradients)

@@ -25,7 +25,7 @@ from jorge_optax import (
     views,
 )
 from tests.helpers.errors import saying
-from tests.helpers.trees import arrays, close, differs, structs
+from tests.helpers.trees import QUICK, arrays, close, differs, structs
 
 COSINE = optax.cosine_decay_schedule(0.1, 1000)
 # One stack of two tiles, and one parameter without roots.
@@ -110,10 +110,6 @@ BY_HAND = {
         jorge(0.1, 0.9, 1e-4, grafting=lengths.Adam()),
     ),
 }
-
-
-# Quick to compile rather than quick to run.
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def third_update(tx, params):
