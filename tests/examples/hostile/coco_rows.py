@@ -69,75 +69,58 @@ def read_unchecked(folder: pathlib.Path) -> Any:
 
 WHOLE = "must be an integer"
 FINITE = "must be a finite number"
+TEXT = "must be text"
+NUMBERS = "must have finite numbers"
+SIZE = "must be at least 1 and at most"
 PICTURE_FIELDS = {
-    "id": [("7", WHOLE), (True, WHOLE), (None, WHOLE), ([7], WHOLE), (7.0, WHOLE)],
-    "file_name": [
-        (None, "must be text"),
-        (7, "must be text"),
-        (["7.png"], "must be text"),
-        ("", "must be text"),
-    ],
-    "height": [
-        (0, "must be at least 1"),
-        (-50, "must be at least 1"),
-        ("50", WHOLE),
-        (True, WHOLE),
-        (NAN, WHOLE),
-        (2**62, "must be at least 1 and at most"),
-    ],
-    "width": [(2**26, "must be at least 1 and at most"), (None, WHOLE)],
+    "id": {WHOLE: ["7", True, None, [7], 7.0]},
+    "file_name": {TEXT: [None, 7, ["7.png"], ""]},
+    "height": {"must be at least 1": [0, -50], WHOLE: ["50", True, NAN], SIZE: [2**62]},
+    "width": {SIZE: [2**26], WHOLE: [None]},
 }
 ANNOTATION_FIELDS = {
-    "image_id": [
-        ("7", WHOLE),
-        ([7], WHOLE),
-        (True, WHOLE),
-        (None, WHOLE),
-        (8, "is 8, which is not in images"),
-    ],
-    "category_id": [
-        ("1", WHOLE),
-        (None, WHOLE),
-        (True, WHOLE),
-        ([1], WHOLE),
-        ({"1": 1}, WHOLE),
-        (1.0, WHOLE),
-        (NAN, WHOLE),
-    ],
-    "area": [
-        ("400", FINITE),
-        (None, FINITE),
-        (True, FINITE),
-        ([400], FINITE),
-        (NAN, FINITE),
-        (INFINITY, FINITE),
-        (10**400, FINITE),
-        (-1, "must be at least 0"),
-    ],
-    "bbox": [
-        ("5 5 20 20", "must be a list of 4"),
-        ([5, 5, 20], "must be a list of 4"),
-        ([5, 5, NAN, 20], "must have finite numbers"),
-        ([5, 5, "20", 20], "must have finite numbers"),
-        ([5, 5, -20, 20], "must have finite numbers, not [5, 5, -20, 20], and no"),
-        (None, "must be a list of 4"),
-    ],
-    "iscrowd": [(2, "must be at least 0 and at most 1"), ("0", WHOLE)],
+    "image_id": {WHOLE: ["7", [7], True, None], "is 8, which is not in images": [8]},
+    "category_id": {WHOLE: ["1", None, True, [1], {"1": 1}, 1.0, NAN]},
+    "area": {
+        FINITE: ["400", None, True, [400], NAN, INFINITY, 10**400],
+        "must be at least 0": [-1],
+    },
+    "bbox": {
+        "must be a list of 4": ["5 5 20 20", [5, 5, 20], None],
+        NUMBERS: [[5, 5, NAN, 20], [5, 5, "20", 20]],
+        f"{NUMBERS}, not [5, 5, -20, 20], and no": [[5, 5, -20, 20]],
+    },
+    "iscrowd": {"must be at least 0 and at most 1": [2], WHOLE: ["0"]},
 }
 
 
 def field_rows() -> list[Row]:
+    """An entry with a wrong value, or without a field."""
     rows = []
-    for key, cases in PICTURE_FIELDS.items():
-        for number, (value, said) in enumerate(cases):
-            make = coco(pictures=[picture(**{key: value})])
-            said = (JSON, "images[0]", f"{key} {said}")
-            rows.append(Row(f"coco-image-{key}-{number}", make, read, said))
-    for key, cases in ANNOTATION_FIELDS.items():
-        for number, (value, said) in enumerate(cases):
-            make = coco(annotations=[annotation(**{key: value})])
-            said = (JSON, "annotation 31", f"{key} {said}")
-            rows.append(Row(f"coco-{key}-{number}", make, read, said))
+    for kind, whole, fields, needed, where in (
+        ("pictures", picture(), PICTURE_FIELDS, ("id", "height"), "images[0]"),
+        (
+            "annotations",
+            annotation(),
+            ANNOTATION_FIELDS,
+            ("image_id", "category_id", "segmentation", "area"),
+            "annotation 31",
+        ),
+    ):
+        cases = []
+        for key, messages in fields.items():
+            wrong = [(said, x) for said, own in messages.items() for x in own]
+            cases += [
+                (f"{key}-{number}", {**whole, key: value}, f"{key} {said}")
+                for number, (said, value) in enumerate(wrong)
+            ]
+        for key in needed:
+            short = {name: value for name, value in whole.items() if name != key}
+            cases.append((f"{key}-lacking", short, f"lacks the key '{key}'"))
+        for name, entry, said in cases:
+            place = (where,) if "lacks" not in said else ()
+            make = coco(**{kind: [entry]})
+            rows.append(Row(f"coco-{kind}-{name}", make, read, (JSON, *place, said)))
     return rows
 
 
@@ -171,6 +154,7 @@ SEGMENTATIONS = {
     "polygon-text": ("square", "segmentation must be polygons or RLE"),
     "polygon-of-null": ([None], "must be a list of three points"),
     "polygon-none": ([], "segmentation must be polygons or RLE"),
+    "polygon-empty": ([[]], "must be a list of three points"),
     "rle-other-size": (rle([PIXELS], (WIDTH, HEIGHT)), "size of segmentation is"),
     "rle-huge-size": (rle([10**18], (10**9, 10**9)), "size of segmentation is"),
     "rle-float-size": (rle([PIXELS], (50.0, 60.0)), "size of segmentation is"),
@@ -219,6 +203,8 @@ LAYOUTS = {
     "no-list": (b'{"images": {}, "annotations": []}', "images must be a list"),
     "null": (b'{"images": [null], "annotations": []}', "images[0]"),
     "no-annotations": (b'{"images": []}', "lacks the key 'annotations'"),
+    "no-images": (b"{}", "lacks the key 'images'"),
+    "cut": (b'{"images": [], "annotat', "is not JSON, or truncated"),
     "annotation-list": (
         b'{"images": [], "annotations": [[1]]}',
         "annotations[0] must be an object",

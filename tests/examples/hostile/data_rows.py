@@ -134,6 +134,7 @@ def idx_rows() -> list[Row]:
     labels = {
         "label": (gzip.compress(idx((COUNT,), b"\0" * 9 + b"\x0a")), "label 10 at 9"),
         "labels": (gzip.compress(idx((9,), bytes(9))), "9 labels for 10 images"),
+        "magic": (gzip.compress(b"\0\0\x0d\1" + bytes(14)), "with 00000d01, not with"),
         "labels-bomb": (bomb(idx((COUNT,), b"")), "more bytes of data"),
     }
     rows += [
