@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import pathlib
 import subprocess
 import sys
 import tarfile
@@ -9,6 +10,7 @@ import tempfile
 from typing import Any
 
 TAG, PACKAGE = "lab-0.1", "jorge_optax"
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def load(path: str | None = None) -> list[Any]:
@@ -19,9 +21,9 @@ def load(path: str | None = None) -> list[Any]:
     """
     if path is None:
         command = ["git", "archive", TAG, PACKAGE]
-        tar = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
         path = tempfile.mkdtemp()
-        tarfile.open(fileobj=io.BytesIO(tar)).extractall(path, filter="data")
+        tarfile.open(fileobj=io.BytesIO(run.stdout)).extractall(path, filter="data")
     importlib.import_module(PACKAGE)
     new = _put_away()
     sys.path.insert(0, path)

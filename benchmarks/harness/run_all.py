@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.harness import machine
+from benchmarks.harness import lab, machine
 from examples.shared import files
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,6 +57,7 @@ class Study(NamedTuple):
 
 
 FASHION, CIFAR, PSGD, CUDA = "Fashion-MNIST", "CIFAR-10", "psgd-jax", "CUDA plugin"
+LAB = "tag lab-0.1"
 JORGES, WHITENING = "jorge jorge/sgd-schedule", "jorge-whitening/sgd-schedule"
 STUDIES = (
     Study("gpu.compile", 20, (CUDA,)),
@@ -64,6 +65,8 @@ STUDIES = (
     Study("cost.steps", 60, (PSGD,), smoke_needs=()),
     Study("cost.scale", 1),
     Study("cost.compilation", 5),
+    Study("cost.before_after", 20, (LAB,)),
+    Study("cost.before_after --updates", 20, (LAB,)),
     Study("cost.distributed", 10),
     Study("cost.memory", 40, (FASHION, CIFAR), "mlp", (FASHION,)),
     # It records gradients of all problems; in a smoke run, of one without data files.
@@ -108,6 +111,13 @@ def missing(need: str) -> str | None:
         except (FileNotFoundError, ValueError) as error:
             return str(error)
         return None
+    if need == LAB:
+        command = ["git", "rev-parse", "--quiet", "--verify", lab.TAG]
+        found = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False
+        )
+        remedy = f"the tag {lab.TAG} is missing: git fetch origin tag {lab.TAG}"
+        return remedy if found.returncode else None
     module, remedy = {
         PSGD: ("psgd_jax", "psgd-jax is missing: pip install psgd-jax==0.2.9"),
         CUDA: (
