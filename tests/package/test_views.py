@@ -1,16 +1,23 @@
-"""The view of a leaf is chosen by its path and shape, once."""
+"""The view of a parameter follows from its path and shape, alike in all libraries."""
 
 import collections
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jorge_optax import MatrixView, Tiling, default_view, scale_by_jorge, views
-from jorge_optax._stacks import from_stacks, normalise_path, plan_tree, to_stacks
-from tests.helpers.trees import counted, equal, paths_of
+from jorge_optax import (
+    MatrixView,
+    Tiling,
+    Whitening,
+    describe,
+    from_adamw,
+    jorge,
+    lengths,
+    views,
+)
+from tests.helpers.trees import paths_of, structs
 
 
 class Layer(NamedTuple):
@@ -18,190 +25,160 @@ class Layer(NamedTuple):
     bias: Any
 
 
-def test_paths_of_dicts_lists_tuples_and_named_tuples():
-    x = jnp.zeros((2, 2))
-    tree = {"layers": [{"kernel": x}, (x, x)], "head": Layer(kernel=x, bias=x), 3: x}
-    by_type = collections.OrderedDict((key, tree[key]) for key in ("head", "layers"))
-    assert paths_of(by_type) == [
-        "head/kernel",
-        "head/bias",
-        "layers/0/kernel",
-        "layers/1/0",
-        "layers/1/1",
-    ]
-    assert paths_of({3: x}) == ["3"]
-    assert paths_of(x) == [""]
+@jax.tree_util.register_pytree_with_keys_class
+class Variable:
+    """A node as flax.nnx has around each array in `init`, but not in `update`."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("value"), self.value)], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
 
 
-def test_a_key_that_happens_to_be_value_is_kept():
-    x = jnp.zeros((2, 2))
-    assert paths_of({"attention": {"key": x, "query": x, "value": x}}) == [
-        "attention/key",
-        "attention/query",
-        "attention/value",
-    ]
-    assert paths_of({"value": x}) == ["value"]
-    assert paths_of({"value": {"kernel": x}}) == ["value/kernel"]
-    attribute = jax.tree_util.GetAttrKey("value")
-    key = jax.tree_util.DictKey("value")
-    layer = jax.tree_util.DictKey("layer")
-    assert normalise_path((layer, key)) == "layer/value"
-    assert normalise_path((layer, attribute)) == "layer"
-    assert normalise_path((layer, key, attribute)) == "layer/value"
-    assert normalise_path((attribute, layer)) == "value/layer"
-    assert normalise_path((attribute,)) == "value"
-
-
-def test_the_view_is_chosen_by_path_and_by_shape():
-    params = {
-        "embedding": {"table": jnp.zeros((50, 4))},
-        "layers": [{"kernel": jnp.zeros((4, 2, 3)), "bias": jnp.zeros((6,))}],
-        "scanned": {"kernel": jnp.zeros((5, 4, 6))},
-    }
-
-    def view(path, shape):
-        if path == "embedding/table":
-            return None
-        if path.startswith("scanned/"):
-            return MatrixView((1,), (2,))
-        if shape == (4, 2, 3):
-            return MatrixView((0,), (1, 2))
-        return default_view(shape)
-
-    plan = plan_tree(params, Tiling(view=view))
-    assert {leaf.path: leaf.view for leaf in plan.leaves} == {
-        "embedding/table": None,
-        "layers/0/bias": None,
-        "layers/0/kernel": MatrixView((0,), (1, 2)),
-        "scanned/kernel": MatrixView((1,), (2,)),
-    }
-    assert plan.stacks == {"4x6": (6, 4, 6)}
-    assert plan_tree(params, Tiling()).stacks == {
-        "50x4": (1, 50, 4),
-        "8x3": (1, 8, 3),
-        "20x6": (1, 20, 6),
-    }
-    state = scale_by_jorge(tiling=Tiling(view=view)).init(params)
-    chex.assert_shape(state.roots["4x6"].left, (6, 4, 4))
-    chex.assert_shape(state.roots["4x6"].right, (6, 6, 6))
-    assert list(state.roots) == ["4x6"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "view"),
-    [
-        ((17, 1), MatrixView((0,), (1,))),
-        ((1, 17), MatrixView((0,), (1,))),
-        ((4, 1, 6), MatrixView((1,), (2,))),
-        ((0, 4), MatrixView((0,), (1,))),
-        ((0, 4, 4), MatrixView((1,), (2,))),
-    ],
-    ids=str,
+X = jnp.zeros((2, 2))
+BY_TYPE = [("head", Layer(X, X)), ("layers", [{"kernel": X}, (X, X)])]
+PATHS = (
+    (
+        collections.OrderedDict(BY_TYPE),
+        "head/kernel head/bias layers/0/kernel layers/1/0 layers/1/1",
+    ),
+    ({3: X}, "3"),
+    ({"attention": {"key": X, "value": X}}, "attention/key attention/value"),
+    ({"value": X}, "value"),
+    ({"value": {"kernel": X}}, "value/kernel"),
+    # The attribute is dropped, the key of this name is not.
+    ({"layer": Variable(X)}, "layer"),
+    ({"layer": {"value": Variable(X)}}, "layer/value"),
+    (Variable({"layer": X}), "value/layer"),
+    (Variable(X), "value"),
 )
-def test_a_view_with_a_side_shorter_than_two_gives_no_roots(shape, view):
-    leaf = counted(shape)
-    plan = plan_tree([leaf], Tiling(view=lambda path, shape: view))
-    assert plan.leaves[0].view is None
-    assert plan.stacks == {}
-    assert to_stacks(plan, [leaf]) == {}
-    equal(from_stacks(plan, {}, [leaf]), [leaf])
 
 
-def test_the_plan_is_made_once():
-    params = {"w": jnp.zeros((6, 4)), "b": jnp.zeros((4,))}
-    abstract = jax.eval_shape(lambda: params)
-    plan = plan_tree(params, Tiling(3))
-    assert plan_tree(params, Tiling(3)) is plan
-    assert plan_tree(abstract, Tiling(3)) is plan
-    assert plan_tree({**params, "w": params["w"] + 1}, Tiling(3)) is plan
-    assert plan_tree(params, Tiling(4)) is not plan
-    assert plan_tree({"w": params["w"]}, Tiling(3)) is not plan
+@pytest.mark.parametrize(("tree", "expected"), PATHS, ids=[x for _, x in PATHS])
+def test_paths_of_trees_of_all_kinds(tree, expected):
+    assert paths_of(tree) == expected.split()
+    assert paths_of(X) == [""]
 
 
-# Ready-made views.
-
-READY = [
-    (views.transformer, "a/query/kernel", (768, 12, 64), MatrixView((0,), (1, 2))),
-    (views.transformer, "a/key", (768, 12, 64), MatrixView((0,), (1, 2))),
-    (views.transformer, "a/q_proj/kernel", (768, 12, 64), MatrixView((0,), (1, 2))),
-    (views.transformer, "a/out/kernel", (12, 64, 768), MatrixView((0, 1), (2,))),
-    (views.transformer, "a/query/kernel", (768, 768), MatrixView((0,), (1,))),
-    (views.transformer, "monkey/kernel", (3, 64, 128), MatrixView((0, 1), (2,))),
-    (views.transformer, "a/query/bias", (12, 64), None),
-    (views.transformer, "Embed_0/embedding", (50257, 768), None),
-    (views.transformer, "mlp/kernel", (768, 3072), MatrixView((0,), (1,))),
-    (views.scanned("layers"), "layers/w", (12, 512, 512), MatrixView((1,), (2,))),
-    (
-        views.scanned("layers"),
-        "layers/conv",
-        (4, 3, 3, 64, 64),
-        MatrixView((1, 2, 3), (4,)),
-    ),
-    (views.scanned("layers"), "layers/b", (12, 512), None),
-    (views.scanned("layers"), "head", (512, 10), MatrixView((0,), (1,))),
-    (
-        views.scanned("layers", view=views.transformer),
-        "layers/value/kernel",
-        (12, 768, 12, 64),
-        MatrixView((1,), (2, 3)),
-    ),
+default, scanned = views.default_view, views.scanned("layers")
+DENSE, MERGED = MatrixView((0,), (1,)), MatrixView((0, 1), (2,))
+HEADS = MatrixView((0,), (1, 2))
+VIEWS = (
+    (default, "mlp/kernel", (768, 3072), DENSE),
+    (default, "conv/kernel", (3, 3, 64, 128), MatrixView((0, 1, 2), (3,))),
+    (default, "a/query/kernel", (768, 12, 64), HEADS),
+    (default, "a/key", (768, 12, 64), HEADS),
+    (default, "a/Value/kernel", (768, 12, 64), HEADS),
+    (default, "a/q_proj/kernel", (768, 12, 64), HEADS),
+    (default, "a/qkv/kernel", (768, 12, 192), HEADS),
+    (default, "a/query/kernel", (768, 768), DENSE),
+    (default, "a/out/kernel", (12, 64, 768), MERGED),
+    (default, "monkey/kernel", (3, 64, 128), MERGED),
+    (default, "a/query/bias", (12, 64), None),
+    (default, "mlp/bias", (3072,), None),
+    (default, "scale", (), None),
+    (default, "row", (1, 17), None),
+    (default, "column", (17, 1), None),
+    (scanned, "layers/w", (12, 512, 512), MatrixView((1,), (2,))),
+    (scanned, "layers/conv", (4, 3, 3, 64, 64), MatrixView((1, 2, 3), (4,))),
+    (scanned, "layers/value/kernel", (12, 768, 12, 64), MatrixView((1,), (2, 3))),
+    (scanned, "layers/b", (12, 512), None),
+    (scanned, "layers/query/bias", (12, 12, 64), None),
+    (scanned, "LAYERS/w", (12, 512, 512), MatrixView((1,), (2,))),
+    (scanned, "head", (512, 10), DENSE),
     (
         views.scanned("w", view=lambda path, shape: MatrixView((-2,), (-1,))),
         "w",
         (5, 4, 3),
         MatrixView((-2,), (-1,)),
     ),
-    (views.without("lora"), "dense/lora_a", (768, 4), None),
-    (views.without("lora"), "dense/kernel", (768, 4), MatrixView((0,), (1,))),
-    (views.without("/head/"), "head/kernel", (768, 4), None),
-    (views.without("/head/"), "head", (768, 4), None),
-    (views.without("/head/"), "a/multihead/kernel", (768, 4), MatrixView((0,), (1,))),
-    (views.without("/head/"), "heads/kernel", (768, 4), MatrixView((0,), (1,))),
-]
+)
+
+
+@pytest.mark.parametrize(("view", "path", "shape", "expected"), VIEWS)
+def test_the_view_is_chosen_by_path_and_by_shape(view, path, shape, expected):
+    assert view(path, shape) == expected
+    table = describe(structs(**{path: shape}), jorge(0.1, tiling=Tiling(view=view)))
+    assert (table.leaves[0].matrix == "-") == (expected is None)
 
 
 @pytest.mark.parametrize(
-    ("view", "path", "shape", "expected"),
-    READY,
-    ids=[f"{i}-{path}" for i, (_, path, *_) in enumerate(READY)],
+    ("shape", "axes"),
+    [
+        ((17, 1), ((0,), (1,))),
+        ((1, 17), ((0,), (1,))),
+        ((4, 1, 6), ((1,), (2,))),
+        ((0, 4), ((0,), (1,))),
+        ((0, 4, 4), ((1,), (2,))),
+    ],
 )
-def test_ready_made_views(view, path, shape, expected):
-    assert view(path, shape) == expected
-    assert plan_tree({}, Tiling(view=view)).leaves == ()
+def test_a_view_with_a_side_shorter_than_two_gives_no_roots(shape, axes):
+    tiling = Tiling(view=lambda path, shape: MatrixView(*axes))
+    tx, params = jorge(0.1, tiling=tiling), structs(w=shape)
+    assert describe(params, tx).leaves[0].matrix == "-"
+    updates, _ = jax.eval_shape(tx.update, params, jax.eval_shape(tx.init, params))
+    assert updates["w"].shape == shape
 
 
-def test_ready_made_views_are_equal_if_their_words_are():
-    assert Tiling(view=views.without("a", "b")) == Tiling(view=views.without("a", "b"))
-    assert Tiling(view=views.without("a")) != Tiling(view=views.without("b"))
+def test_views_are_equal_if_their_words_are():
+    assert Tiling(view=views.scanned("a", "b")) == Tiling(view=views.scanned("a", "b"))
+    assert Tiling(view=views.scanned("a")) != Tiling(view=views.scanned("b"))
 
 
-@pytest.mark.parametrize("make", [views.scanned, views.without])
-@pytest.mark.parametrize("words", [(), (3,), ("",), (views.transformer,)])
-def test_ready_made_views_take_words(make, words):
-    with pytest.raises(TypeError, match="takes the words to look for"):
-        make(*words)
+@pytest.mark.parametrize("words", [(), (3,), ("",), (views.default_view,)])
+def test_scanned_takes_words(words):
+    with pytest.raises(TypeError, match="views.scanned takes the words to look for"):
+        views.scanned(*words)
 
 
-WHOLE = [
-    # Shape, view, number of tiles by their shape.
-    ((768, 12, 64), MatrixView((0,), (1, 2)), {"256x256": 9}),
-    ((70, 14, 72), MatrixView((0,), (1, 2)), {"70x144": 7}),
-    ((12, 512, 512), MatrixView((0, 1), (2,)), {"256x256": 48}),
-    ((8, 300, 64), MatrixView((0, 1), (2,)), {"150x64": 16}),
-    ((4, 3, 3, 64, 64), MatrixView((0, 1, 2, 3), (4,)), {"192x64": 12}),
-]
+# Attention as flax has it, and what it costs.
 
 
-@pytest.mark.parametrize(("shape", "view", "tiles"), WHOLE, ids=str)
-def test_tiles_do_not_straddle_heads_or_layers(shape, view, tiles):
-    struct = jax.ShapeDtypeStruct(shape, "float32")
-    plan = plan_tree([struct], Tiling(view=lambda path, shape: view))
-    assert {key: number for key, (number, *_) in plan.stacks.items()} == tiles
-    leaf = counted(shape)
-    equal(from_stacks(plan, to_stacks(plan, [leaf]), [leaf]), [leaf])
+def block(width, heads, library):
+    """Paths and shapes of a transformer's block; tests/contracts has flax's own."""
+    size = width // heads
+    attention, mlp = {
+        "linen": ("MultiHeadDotProductAttention_0", "Dense_{}"),
+        "nnx": ("attention", "mlp/layers/{}"),
+    }[library]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in ("query", "key", "value"):
+        shapes[f"{attention}/{name}/kernel"] = width, heads, size
+        shapes[f"{attention}/{name}/bias"] = heads, size
+    shapes[f"{attention}/out/kernel"] = heads, size, width
+    shapes[f"{attention}/out/bias"] = (width,)
+    for i, (rows, columns) in enumerate(((width, 4 * width), (4 * width, width))):
+        shapes[mlp.format(i) + "/kernel"] = rows, columns
+        shapes[mlp.format(i) + "/bias"] = (columns,)
+    return structs(**shapes)
 
 
-def test_kernels_of_convolutions_are_cut_as_before():
-    for shape, key in ((3, 3, 64, 128), "192x128"), ((5, 5, 48, 64), "240x64"):
-        plan = plan_tree([jax.ShapeDtypeStruct(shape, "float32")], Tiling())
-        assert list(plan.stacks) == [key]
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize(("width", "heads"), [(512, 8), (768, 12), (1024, 16)])
+def test_flax_attention_costs_twice_adamws_state(width, heads, library):
+    params = block(width, heads, library)
+    options = {"rule": Whitening(), "grafting": lengths.Adam()}
+    for tx in (jorge(0.1, **options), from_adamw(0.1)):
+        table = describe(params, tx)
+        assert table.notes == ()
+        assert "!" not in str(table)
+        assert table.state_bytes <= 2.1 * table.adamw_bytes
+        for leaf in table.leaves:
+            is_kernel = leaf.path.endswith("kernel")
+            assert leaf.preconditioned.startswith("yes" if is_kernel else "no")
+            if "attention" in leaf.path.lower() and is_kernel:
+                assert leaf.matrix == f"{width}x{width}"
+    # All axes but the last merged: what the view is for.
+    paths = [leaf.path for leaf in describe(params).leaves if leaf.matrix != "-"]
+    merged = Tiling(
+        view=lambda path, shape: (
+            views.default_view("", shape) if path in paths else None
+        )
+    )
+    table = describe(params, jorge(0.1, tiling=merged, **options))
+    assert table.state_bytes > 2.1 * table.adamw_bytes
