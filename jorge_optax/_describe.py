@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from jorge_optax._errors import normalise_path
-from jorge_optax._optimizer import jorge, option_text, required_settings
-from jorge_optax._step import JorgeState, start_tiles
+from jorge_optax._optimizer import jorge
+from jorge_optax._step import JorgeState, option_text, required_settings, start_tiles
 from jorge_optax._tiles import LeafPlan, PyTree, Real, Tiling, cut
 from jorge_optax.views import EMBEDDINGS, Shape, Without, default_view, has_word
 
@@ -250,8 +250,8 @@ def make_notes(rows: Sequence[LeafDescription], tiling: Tiling) -> tuple[str, ..
         advice = _advise(row.path, row.shape) if own_view is default_view else None
         if advice is None and row.marked:
             advice = Advice(
-                f"a state of more than {OUT_OF_PROPORTION} times the parameter, or thin "
-                "shards",
+                f"a state of more than {OUT_OF_PROPORTION} times the parameter, or "
+                "thin shards",
                 leave_out=_word(row.path, healthy),
             )
         if advice:

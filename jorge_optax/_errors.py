@@ -11,7 +11,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,33 +23,56 @@ from jorge_optax.views import has_word
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Numbers that optax.inject_hyperparams can make a schedule of.
-INJECTED = ("momentum", "weight_decay")
-# Beyond it, sums with the identity would round the gradient away.
-LARGEST_SHARE = 1e6
-CHOOSE_DTYPE = "Choose 'float32', 'bfloat16' or 'float64'."
 
+Must: TypeAlias = tuple[str, Callable[[float], bool]]
+"""What a number must be, in words and as a test."""
+
+DECAY_RATE: Must = "must lie in [0, 1)", lambda x: 0 <= x < 1
+POSITIVE: Must = "must be positive and finite", lambda x: 0 < x < math.inf
+NOT_NEGATIVE: Must = "must be finite and at least 0", lambda x: 0 <= x < math.inf
+# A multiple of a matrix's mean diagonal. Beyond it, sums with the identity would round
+# the gradient away.
+SHARE: Must = (
+    "must be finite and at least 0, and at most 1e+06",
+    lambda x: 0 <= x <= 1e6,
+)
+
+
+def count_from(least: int, also: str = "") -> Must:
+    """A count of steps, which int32 must hold."""
+    return (
+        f"must be an integer of at least {least} and below 2**31{also}",
+        lambda x: least <= x < 2**31 and x == int(x),
+    )
+
+
+# Options whose schedule optax.inject_hyperparams takes.
+INJECTED = ("momentum", "weight_decay")
+LEAVE_OUT = "leave it out with optax.masked or optax.partition"
+CHOOSE_DTYPE = "Choose 'float32', 'bfloat16' or 'float64'."
+OF_DAMPING = (
+    "With more than 1e+06 times the identity, nothing of the gradient would be left in "
+    "float32."
+)
+# By the name of an option, or of what is refused.
 REMEDIES = {
     "momentum": "A value of 0.9 is usual.",
-    "BinomialSeries.eps": (
-        "Every root starts as eps**(-1/4) times the identity; the default is 1e-6."
-    ),
     "learning_rate": (
         "Pass that of a tuned SGD run: jorge subtracts its steps, as optax.sgd does."
     ),
-    "interval": (
+    "update_interval": (
         "The roots are refreshed every update_interval steps: pass 1 to refresh them "
         "at every step, a large number to refresh them rarely."
     ),
-    "interval schedule": (
+    "update_interval schedule": (
         "It counts the steps between refreshes and is not a learning-rate schedule: "
         "pass a number, or a schedule such as tuning.growing_interval_schedule(50)."
     ),
-    "share": (
-        f"With more than {LARGEST_SHARE:g} times the identity, nothing of the gradient "
-        "would be left in float32."
+    "BinomialSeries.eps": (
+        "Every root starts as eps**(-1/4) times the identity; the default is 1e-6."
     ),
-    "leave out": "leave it out with optax.masked or optax.partition",
+    "BinomialSeries.damping": OF_DAMPING,
+    "Whitening.damping": OF_DAMPING,
     "gradients": (
         "Pass gradients as jax.grad of the loss returns them, with zeros for a "
         "parameter that the loss does not use, or leave the parameter out with "
@@ -57,16 +80,12 @@ REMEDIES = {
     ),
     "state": (
         "Pass gradients of the same tree and shapes as the parameters given to init, "
-        "and restore a state only under the Tiling and the rule it was made with; "
-        "otherwise call init again."
+        "and restore a state only under the Tiling, the rule and the grafting it was "
+        "made with; otherwise call init again."
     ),
     "devices": (
         "A state that was saved on another number of devices first goes through "
         "jorge_optax.reshard_state."
-    ),
-    "rule": (
-        "Restore a state only with the rule and grafting it was made with; otherwise "
-        "call init again."
     ),
     "mask": (
         "To decay matrices and kernels only, pass lambda params: "
@@ -76,16 +95,9 @@ REMEDIES = {
 
 
 def check_number(
-    name: str,
-    value: float | jax.Array | None,
-    rule: str,
-    holds: Callable[[float], bool],
-    remedy: str = "",
+    name: str, value: float | jax.Array | None, must: Must, remedy: str = ""
 ) -> None:
-    """Raises unless a value is a number that obeys a rule, "must be ...".
-
-    Arrays, traced or not, pass. Booleans do not.
-    """
+    """Raises unless a value is a number as it must be. Arrays, traced or not, pass."""
     remedy = remedy or REMEDIES.get(name, "")
     if callable(value):
         inject = f"optax.inject_hyperparams(jorge)(..., {name}=schedule)"
@@ -95,69 +107,20 @@ def check_number(
         )
     if not (isinstance(value, numbers.Real) or hasattr(value, "dtype")):
         raise TypeError(f"{name} must be a number, got {value!r}. {remedy}".rstrip())
+    text, holds = must
     is_bool = isinstance(value, bool | np.bool_)
     if is_bool or (isinstance(value, numbers.Real) and not holds(float(value))):
-        raise ValueError(f"{name} {rule}, got {value}. {remedy}".rstrip())
+        raise ValueError(f"{name} {text}, got {value}. {remedy}".rstrip())
 
 
-def check_below_one(name: str, value: float | jax.Array, remedy: str = "") -> None:
-    """Raises unless a decay rate lies in [0, 1)."""
-    check_number(name, value, "must lie in [0, 1)", lambda x: 0 <= x < 1, remedy)
-
-
-def check_not_negative(name: str, value: float | jax.Array) -> None:
-    """Raises unless a value is finite and at least 0."""
-    rule = "must be finite and at least 0"
-    check_number(name, value, rule, lambda x: 0 <= x < math.inf)
-
-
-def check_positive(name: str, value: float | jax.Array, remedy: str = "") -> None:
-    """Raises unless a value is positive and finite."""
-    rule = "must be positive and finite"
-    check_number(name, value, rule, lambda x: 0 < x < math.inf, remedy)
-
-
-def check_share(name: str, value: float | jax.Array) -> None:
-    """Raises unless a value is a reasonable multiple of a matrix's mean diagonal."""
-    rule = f"must be finite and at least 0, and at most {LARGEST_SHARE:g}"
-    holds = lambda x: 0 <= x <= LARGEST_SHARE  # noqa: E731
-    check_number(name, value, rule, holds, REMEDIES["share"])
-
-
-def check_count(
-    name: str, value: float | jax.Array, at_least: int, also: str = "", remedy: str = ""
-) -> None:
-    """Raises unless a value is an integer that int32 holds, as counts of steps are."""
-    rule = f"must be an integer of at least {at_least} and below 2**31{also}"
-
-    def holds(x: float) -> bool:
-        return at_least <= x < 2**31 and x == int(x)
-
-    check_number(name, value, rule, holds, remedy)
-
-
-def check_static_count(name: str, value: Any, at_least: int, remedy: str = "") -> None:
-    """Raises unless a value is such a count, and known before tracing."""
+def check_static_count(name: str, value: Any, least: int, remedy: str = "") -> None:
+    """Raises unless a value is a count of steps that is known before tracing."""
     if isinstance(value, Tracer):
         raise TypeError(
             f"{name} counts steps and must be known before tracing, got a traced "
             f"value. Under optax.inject_hyperparams pass static_args=({name!r},)."
         )
-    check_count(name, value, at_least, remedy=remedy)
-
-
-def refuses_mask(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function that is called with ``mask``, optax's word, name ours."""
-
-    @functools.wraps(function)
-    def refuse(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "mask" in kwargs:
-            raise TypeError(
-                f"{function.__name__} has no argument mask: write weight_decay_mask=..."
-            )
-        return function(*args, **kwargs)
-
-    return refuse
+    check_number(name, value, count_from(least), remedy)
 
 
 def check_learning_rate(value: optax.ScalarOrSchedule | None) -> None:
@@ -173,148 +136,55 @@ def check_learning_rate(value: optax.ScalarOrSchedule | None) -> None:
         callable(value) or isinstance(value, numbers.Real) or hasattr(value, "dtype")
     ):
         raise TypeError(f"{name} {kinds}, got {value!r}. Pass that of a tuned SGD run.")
-    rule = "must be finite and at least 0"
-    _check_at(name, value, (0,), rule, lambda x: 0 <= x < math.inf, REMEDIES[name])
+    if callable(value):
+        check_schedule(name, value, (0,), NOT_NEGATIVE)
+    else:
+        check_number(name, value, NOT_NEGATIVE)
 
 
 def check_interval(value: optax.ScalarOrSchedule) -> None:
     """Raises unless an interval is a count of steps, or a schedule of such counts."""
     name = "update_interval"
-    if not callable(value):
-        check_count(name, value, 1, ", or a schedule of the step", REMEDIES["interval"])
-        return
-    rule, remedy = "must be at least 1 at every step", REMEDIES["interval schedule"]
-    _check_at(name, value, (0, 1000, 10**6), rule, lambda x: 1 <= x < 2**31, remedy)
+    if callable(value):
+        must = "must be at least 1 at every step", lambda x: 1 <= x < 2**31
+        check_schedule(name, value, (0, 1000, 10**6), must)
+    else:
+        check_number(name, value, count_from(1, ", or a schedule of the step"))
 
 
-def _check_at(
-    name: str,
-    value: optax.ScalarOrSchedule | None,
-    steps: tuple[int, ...],
-    rule: str,
-    holds: Callable[[float], bool],
-    remedy: str,
+def check_schedule(
+    name: str, schedule: optax.Schedule, steps: tuple[int, ...], must: Must
 ) -> None:
-    """Raises unless a number, or a schedule at these steps, obeys a rule."""
-    if not callable(value):
-        check_number(name, value, rule, holds, remedy)
-        return
-    for step in steps:
-        number = _call_schedule(name, value, step)
-        if number is not None and not holds(number):
-            raise ValueError(
-                f"{name} {rule}, got {number:.7g} at step {step} of its schedule. "
-                f"{remedy}"
-            )
-
-
-def _call_schedule(name: str, schedule: Callable[..., Any], step: int) -> float | None:
-    """Returns a schedule's value at a step; None if that depends on traced values."""
-    must = (
+    """Raises unless a schedule returns, at some steps, numbers as they must be."""
+    text, holds = must
+    is_schedule = (
         f"{name} must be a number or a schedule, a function of the step that returns "
-        "one number"
+        f"one number, got {schedule!r}"
     )
-    try:
-        with jax.ensure_compile_time_eval():
-            value = schedule(jnp.asarray(step, jnp.int32))
-    except Exception as error:
-        raise TypeError(
-            f"{must}, got {schedule!r}: calling it with step {step} failed with "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if isinstance(value, Tracer):
-        return None
-    try:
-        return float(np.asarray(value, np.float64).reshape(()))
-    except (TypeError, ValueError) as error:
-        array = hasattr(value, "shape")
-        text = f"an array of shape {value.shape}" if array else repr(value)
-        raise TypeError(
-            f"{must}, got {schedule!r}, which returns {text} at step {step}."
-        ) from error
-
-
-def check_mask(mask: Any) -> None:
-    """Raises unless a mask of the decay is None, a function or a tree of booleans."""
-    if mask is not None and not callable(mask):
-        check_booleans(mask)
-
-
-def check_booleans(mask: Any, *, alone: bool = False) -> None:
-    """Raises unless a mask is a tree of booleans; ``alone`` allows a single one."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]:
-        is_bool = isinstance(leaf, bool | np.bool_) or (
-            hasattr(leaf, "dtype") and leaf.dtype == np.dtype("bool") and not leaf.ndim
-        )
-        if is_bool and (path or alone):
+    for step in steps:
+        try:
+            with jax.ensure_compile_time_eval():
+                value: Any = schedule(jnp.asarray(step, jnp.int32))
+        except Exception as error:
+            raise TypeError(
+                f"{is_schedule}: calling it with step {step} failed with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if isinstance(value, Tracer):
             continue
-        # inject_hyperparams calls the mask with the step, and passes what it returns.
-        inject = (
-            "optax.inject_hyperparams takes a function for a schedule: give it "
-            "static_args=('weight_decay_mask',). "
-        )
-        raise TypeError(
-            "weight_decay_mask must be a tree of booleans like the parameters, or a "
-            f"function of the parameters that returns one, got {leaf!r}"
-            + (f" at {jax.tree_util.keystr(path)}" if path else "")
-            + f". {inject if is_bool else ''}{REMEDIES['mask']}"
-        )
-
-
-def check_tiling(max_dim: Any, view: Any, leave_out: Any) -> None:
-    """Raises unless these are the attributes of a Tiling."""
-    if not isinstance(max_dim, int) or isinstance(max_dim, bool):
-        raise TypeError(
-            "Tiling.max_dim must be a Python int, since it decides shapes; got "
-            f"{max_dim!r}."
-        )
-    if max_dim < 1:
-        raise ValueError(f"Tiling.max_dim must be at least 1, got {max_dim}.")
-    if not callable(view):
-        raise TypeError(
-            "Tiling.view must be a function of a path and a shape that returns a "
-            f"MatrixView or None; got {view!r}."
-        )
-    try:
-        hash(view)
-    except TypeError as error:
-        raise TypeError(
-            "Tiling.view must be hashable, since plans of stacks are cached by it; got "
-            f"{view!r}. Pass a function, or an object with __hash__, such as a frozen "
-            "dataclass."
-        ) from error
-    if not isinstance(leave_out, tuple) or not all(
-        isinstance(word, str) and word for word in leave_out
-    ):
-        instead = f": write leave_out=({leave_out!r},)" if leave_out else ""
-        raise TypeError(
-            f"leave_out must be a tuple of words, got {leave_out!r}"
-            + (instead if isinstance(leave_out, str) else "")
-            + "."
-        )
-
-
-def check_leave_out(tree: Any, words: tuple[str, ...]) -> None:
-    """Raises ValueError for a word of ``leave_out`` that matches no parameter.
-
-    A tree that is empty, or has parts left out by ``optax.masked`` and the like, may be
-    a part of the parameters: then nothing is raised.
-    """
-    is_part = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_part)[0]
-    paths = [normalise_path(path) for path, _ in leaves]
-    if not paths or any(is_part(leaf) for _, leaf in leaves):
-        return
-    names = sorted({name for path in paths for name in path.split("/")} | set(paths))
-    for word in words:
-        if not any(has_word(path, (word,)) for path in paths):
-            near = difflib.get_close_matches(word.strip("/"), names, 3, 0.4)
-            nearest = f"The nearest names are {', '.join(map(repr, near))}. "
+        try:
+            number = float(np.asarray(value, np.float64).reshape(()))
+        except (TypeError, ValueError) as error:
+            array = hasattr(value, "shape")
+            found = f"an array of shape {value.shape}" if array else repr(value)
+            raise TypeError(
+                f"{is_schedule}, which returns {found} at step {step}."
+            ) from error
+        if not holds(number):
+            remedy = REMEDIES.get(f"{name} schedule", REMEDIES[name])
             raise ValueError(
-                f"leave_out: no parameter has {word!r} in its path. "
-                + nearest * bool(near)
-                + f"Paths are such as {paths[0]!r}; jorge_optax.describe(params) shows "
-                "them all."
+                f"{name} {text}, got {number:.7g} at step {step} of its schedule. "
+                f"{remedy}"
             )
 
 
@@ -327,9 +197,10 @@ def as_float(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def is_zero(value: float | jax.Array | None) -> bool:
-    """Returns whether a value is the number 0, known before tracing."""
-    return isinstance(value, numbers.Real) and bool(value == 0)
+def check_type(name: str, value: Any, types: Any, must: str, remedy: str = "") -> None:
+    """Raises TypeError unless a value has one of the types."""
+    if not isinstance(value, types):
+        raise TypeError(f"{name} must be {must}, got {value!r}. {remedy}".rstrip())
 
 
 def canonical_dtype(name: str, value: Any) -> np.dtype:
@@ -365,12 +236,80 @@ def check_precision(name: str, value: Any) -> None:
         ) from error
 
 
-def check_transformation(name: str, value: Any) -> None:
-    """Raises TypeError unless a value is an optax transformation or None."""
-    if value is not None and not isinstance(value, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} must be an optax.GradientTransformation or None, got {value!r}."
+def check_mask(mask: Any, *, alone: bool = False) -> None:
+    """Raises unless a mask of the decay is a tree of booleans, a function, or None.
+
+    Args:
+      mask: The mask.
+      alone: Whether a single boolean will do, as a function may return it.
+    """
+    if mask is None or (callable(mask) and not alone):
+        return
+    for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]:
+        is_bool = isinstance(leaf, bool | np.bool_) or (
+            hasattr(leaf, "dtype") and leaf.dtype == np.dtype("bool") and not leaf.ndim
         )
+        if is_bool and (path or alone):
+            continue
+        # inject_hyperparams calls the mask with the step, and passes what it returns.
+        inject = (
+            "optax.inject_hyperparams takes a function for a schedule: give it "
+            "static_args=('weight_decay_mask',). "
+        )
+        raise TypeError(
+            "weight_decay_mask must be a tree of booleans like the parameters, or a "
+            f"function of the parameters that returns one, got {leaf!r}"
+            + (f" at {jax.tree_util.keystr(path)}" if path else "")
+            + f". {inject if is_bool else ''}{REMEDIES['mask']}"
+        )
+
+
+def refuses_mask(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function that is called with ``mask``, optax's word, name ours."""
+
+    @functools.wraps(function)
+    def refuse(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "mask" in kwargs:
+            raise TypeError(
+                f"{function.__name__} has no argument mask: write weight_decay_mask=..."
+            )
+        return function(*args, **kwargs)
+
+    return refuse
+
+
+def check_words(words: Any) -> None:
+    """Raises TypeError unless ``leave_out`` is a tuple of words."""
+    is_tuple = isinstance(words, tuple)
+    if not is_tuple or not all(isinstance(word, str) and word for word in words):
+        instead = f" Write leave_out=({words!r},)." * (
+            isinstance(words, str) and words != ""
+        )
+        raise TypeError(f"leave_out must be a tuple of words, got {words!r}.{instead}")
+
+
+def check_leave_out(tree: Any, words: tuple[str, ...]) -> None:
+    """Raises ValueError for a word of ``leave_out`` that matches no parameter.
+
+    A tree that is empty, or has parts left out by ``optax.masked`` and the like, may be
+    a part of the parameters: then nothing is raised.
+    """
+    is_part = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_part)[0]
+    paths = [normalise_path(path) for path, _ in leaves]
+    if not paths or any(is_part(leaf) for _, leaf in leaves):
+        return
+    names = sorted({name for path in paths for name in path.split("/")} | set(paths))
+    for word in words:
+        if not any(has_word(path, (word,)) for path in paths):
+            near = difflib.get_close_matches(word.strip("/"), names, 3, 0.4)
+            nearest = f"The nearest names are {', '.join(map(repr, near))}. "
+            raise ValueError(
+                f"leave_out: no parameter has {word!r} in its path. "
+                + nearest * bool(near)
+                + f"Paths are such as {paths[0]!r}; jorge_optax.describe(params) shows "
+                "them all."
+            )
 
 
 def normalise_path(path: jax.tree_util.KeyPath) -> str:
@@ -392,35 +331,35 @@ def checked_leaves(tree: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
     for path, leaf in leaves:
-        check_leaf(path, leaf)
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            raise TypeError(
+                f"The parameter {path!r} is {leaf!r}, not an array: Jorge takes trees "
+                f"of floating-point arrays. Make it an array, or {LEAVE_OUT}."
+            )
+        reason = ""
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            reason = (
+                "Jorge's roots are real. Wrap the optimizer in "
+                "optax.contrib.split_real_and_imaginary."
+            )
+        elif not jnp.issubdtype(leaf.dtype, jnp.floating):
+            reason = (
+                "Jorge trains floating-point parameters only. "
+                f"{LEAVE_OUT.capitalize()}; of a flax.nnx module, pass "
+                "nnx.state(model, nnx.Param)."
+            )
+        elif jnp.dtype(leaf.dtype).itemsize < 2:
+            reason = (
+                "Jorge trains parameters of 16 bits or more: smaller ones would round "
+                "its steps away. Keep the parameter in bfloat16 or float32 and cast it "
+                f"in the forward pass, or {LEAVE_OUT}."
+            )
+        if reason:
+            raise TypeError(
+                f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype "
+                f"{leaf.dtype}, but {reason}"
+            )
     return tuple((path, tuple(leaf.shape)) for path, leaf in leaves)
-
-
-def check_leaf(path: str, leaf: Any) -> None:
-    """Raises TypeError unless a leaf is an array that Jorge can train."""
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        raise TypeError(
-            f"The parameter {path!r} is {leaf!r}, not an array: Jorge takes pytrees of "
-            f"floating-point arrays. Make it an array, or {REMEDIES['leave out']}."
-        )
-    text = f"The parameter {path!r} of shape {tuple(leaf.shape)} has dtype {leaf.dtype}"
-    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        raise TypeError(
-            f"{text}, but Jorge's roots are real. Wrap the optimizer in "
-            "optax.contrib.split_real_and_imaginary."
-        )
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise TypeError(
-            f"{text}, but Jorge trains floating-point parameters only. "
-            f"{REMEDIES['leave out'].capitalize()}; of a flax.nnx module, pass "
-            "nnx.state(model, nnx.Param)."
-        )
-    if jnp.dtype(leaf.dtype).itemsize < 2:
-        raise TypeError(
-            f"{text}, but Jorge trains parameters of 16 bits or more: smaller ones "
-            "would round its steps away. Keep the parameter in bfloat16 or float32 and "
-            f"cast it in the forward pass, or {REMEDIES['leave out']}."
-        )
 
 
 def check_gradients(gradients: Any, params: Any | None) -> None:
@@ -440,109 +379,65 @@ def check_gradients(gradients: Any, params: Any | None) -> None:
             continue
         text = "is None" if gradient is None else f"has shape {shape}"
         raise ValueError(
-            f"The gradient of the parameter {normalise_path(path)!r} {text}, but the parameter "
-            f"has shape {jnp.shape(parameter)}. {REMEDIES['gradients']}"
+            f"The gradient of the parameter {normalise_path(path)!r} {text}, but the "
+            f"parameter has shape {jnp.shape(parameter)}. {REMEDIES['gradients']}"
         )
 
 
 def check_state(expected: Any, state: Any, plan: Any, gradients: Any) -> None:
-    """Raises ValueError if the state of the tiles does not fit the gradients.
+    """Raises ValueError if a state does not fit the gradients.
 
     Args:
-      expected: The state that ``init`` makes for tiles like the gradients'.
+      expected: The state that ``init`` makes for such gradients.
       state: The state that was passed.
       plan: The plan of the gradients.
       gradients: The gradients.
     """
-    if type(state) is type(expected):
-        state = state._replace(others=())
-    wanted, found = _shapes(expected), _shapes(state)
-    same = jax.tree.structure(expected) == jax.tree.structure(state)
-    if not same or wanted != found:
-        raise ValueError(_misfit(expected, state, plan, gradients))
-    # Momenta may be narrower than these gradients ask for: they keep their dtype.
-    ours = jax.tree_util.tree_flatten_with_path((expected.count, expected.roots))[0]
-    theirs = jax.tree.leaves((state.count, state.roots))
-    for (path, one), other in zip(ours, theirs, strict=True):
-        if one.dtype != jnp.result_type(other):
-            name = ("count", "roots")[path[0].idx]
-            raise ValueError(
-                f"The optimizer's state has dtype {jnp.result_type(other)} at "
-                f"{name}{jax.tree_util.keystr(path[1:])}, but the optimizer keeps "
-                f"{one.dtype} there. Restore a state with the dtype of roots that it "
-                "was made with, or cast it to this one; otherwise call init again."
-            )
-
-
-def _misfit(expected: Any, state: Any, plan: Any, gradients: Any) -> str:
-    """Says where a state does not fit."""
-    wanted, found = _shapes(expected), _shapes(state)
-    places = [p for p in wanted if p not in found] + [*wanted, *found]
-    place = next((p for p in places if wanted.get(p) != found.get(p)), "its root")
-    has, needs = (_text(shapes.get(place)) for shapes in (found, wanted))
-    ours = type(state) is type(expected)
-    if ours and _shapes(state.roots) == _shapes(expected.roots):
-        difference = f": it has {has} at {place}, where this optimizer keeps {needs}"
-        return (
-            "The optimizer's state was made with another rule or grafting"
-            + difference * (wanted != found)
-            + f". {REMEDIES['rule']}"
-        )
+    wanted, found = by_path(expected), by_path(state)
+    shapes, others = (
+        {p: jnp.shape(x) for p, x in own.items()} for own in (wanted, found)
+    )
+    if shapes == others:
+        # Momenta may be narrower than these gradients ask for: they keep their dtype.
+        for place in (p for p in wanted if p.startswith(("count", "roots/"))):
+            dtype, other = wanted[place].dtype, jnp.result_type(found[place])
+            if dtype != other:
+                raise ValueError(
+                    f"The optimizer's state has dtype {other} at {place}, but the "
+                    f"optimizer keeps {dtype} there. Restore a state with the dtype of "
+                    "roots that it was made with, or cast it to this one; otherwise "
+                    "call init again."
+                )
+        return
+    differ = [p for p in (*shapes, *others) if shapes.get(p) != others.get(p)]
+    place = next((p for p in differ if p not in others), differ[0])
+    of_others, named = place.startswith("others/"), f"/{place}/"
     culprits = [
         f"{leaf.path!r} of shape {leaf.shape}"
         for leaf in plan.leaves
-        if leaf.stack and f"'{leaf.stack}'" in place
+        if (f"/{leaf.stack}/" if leaf.stack else f"/{leaf.path}/") in named
+        and bool(leaf.stack) != of_others
     ]
-    tree = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda x: x is None)
-    nones = [repr(normalise_path(path)) for path, leaf in tree[0] if leaf is None]
-    text = (
-        f"The gradients do not fit the optimizer's state: the state has {has} at "
-        f"{place}, the gradients need {needs}"
+    paths = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda x: x is None)
+    nones = [repr(normalise_path(path)) for path, leaf in paths[0] if leaf is None]
+    has, needs = (
+        f"an array of shape {own[place]}" if place in own else "nothing"
+        for own in (others, shapes)
     )
+    text = f"the state has {has} at {place}, the gradients need {needs}"
     if culprits:
-        text += f", where the tiles of {', '.join(culprits[:3])} lie"
+        text += f" for {', '.join(culprits[:3])}"
     if nones:
         text += f". The gradients have None at {', '.join(nones[:3])}"
-    text += f". {REMEDIES['state']}"
-    if (wanted.get(place) or (0,))[1:] == (found.get(place) or (1, 0))[1:]:
-        text += f" {REMEDIES['devices']}"
-    return text
-
-
-def check_others(gradients: Any, expected: Any, state: Any) -> None:
-    """Raises ValueError if the state of parameters without roots does not fit."""
-    wanted, found = _shapes(expected, normalise_path), _shapes(state, normalise_path)
-    if wanted == found:
-        return
-    fit = "The gradients do not fit the optimizer's state: "
-    unused = dict(found)
-    for path, leaf in _shapes(gradients, normalise_path).items():
-        own = {p: s for p, s in found.items() if f"/{p}".endswith(f"/{path}")}
-        if not own or any(shape != leaf for shape in own.values()):
-            kept = _text(next(iter(own.values()), None), "nothing")
-            raise ValueError(
-                f"{fit}for {path!r} of shape {leaf} the state has {kept}. "
-                f"{REMEDIES['state']}"
-            )
-        unused = {p: shape for p, shape in unused.items() if p not in own}
-    for place, shape in unused.items():
-        if shape:  # counts are scalars
-            raise ValueError(
-                f"{fit}the state has {_text(shape)} at {place!r}, the gradients have "
-                f"nothing there. {REMEDIES['state']}"
-            )
-    raise ValueError(
-        "The optimizer's state was made with another rule or grafting. "
-        f"{REMEDIES['rule']}"
+    text = (
+        f"The gradients do not fit the optimizer's state: {text}. {REMEDIES['state']}"
     )
+    if not of_others and shapes.get(place, (0,))[1:] == others.get(place, (1, 0))[1:]:
+        text += f" {REMEDIES['devices']}"
+    raise ValueError(text)
 
 
-def _shapes(
-    tree: Any, name: Callable[..., str] = jax.tree_util.keystr
-) -> dict[str, tuple[int, ...]]:
+def by_path(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their paths."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {name(path): tuple(jnp.shape(leaf)) for path, leaf in leaves}
-
-
-def _text(shape: tuple[int, ...] | None, nothing: str = "no tiles") -> str:
-    return nothing if shape is None else f"an array of shape {shape}"
+    return {normalise_path(path): leaf for path, leaf in leaves}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,110 +13,30 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jorge_optax._errors import (
-    check_below_one,
+    DECAY_RATE,
+    NOT_NEGATIVE,
     check_gradients,
     check_interval,
     check_learning_rate,
     check_leave_out,
     check_mask,
-    check_not_negative,
-    check_others,
+    check_number,
     check_state,
-    check_transformation,
+    check_type,
 )
 from jorge_optax._paper import BinomialSeries
 from jorge_optax._rule import Numerics, Rule, check_rule, numerics_of
 from jorge_optax._sharding import Sharded, Spread, layout_of
 from jorge_optax._step import (
     JorgeState,
+    JorgeTransformation,
     Settings,
     start_tiles,
     step_tiles,
     then_decay_and_rate,
 )
-from jorge_optax._tiles import (
-    Plan,
-    PyTree,
-    Real,
-    Stacks,
-    Tiling,
-)
+from jorge_optax._tiles import Plan, PyTree, Real, Stacks, Tiling
 from jorge_optax.lengths import Length, length_of
-
-
-def option_text(option: Any) -> str:
-    """Writes an option: a dataclass without its defaults, a schedule by its values."""
-    if dataclasses.is_dataclass(option) and not isinstance(option, type):
-        values = {field: vars(option)[field.name] for field in dataclasses.fields(option)}
-        changed = (
-            f"{field.name}={own!r}"
-            for field, own in values.items()
-            if field.repr and not (type(own) is type(field.default) and own == field.default)
-        )
-        return f"{type(option).__name__}({', '.join(changed)})"
-    if callable(option):
-        values = (f"{float(option(jnp.int32(n))):.3g} at {n}" for n in (0, 1000, 10_000))
-        return f"a schedule: {', '.join(values)}"
-    return str(option)
-
-
-class JorgeTransformation(optax.GradientTransformationExtraArgs):
-    """An optax transformation that knows what it was made with; print it.
-
-    :func:`jorge_optax.describe`, :func:`jorge_optax.diagnostics` and
-    :func:`jorge_optax.reshard_state` take it.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        """Returns a table of the options, with notes below it."""
-        settings = settings_of(self)
-        if settings is None:
-            return super().__repr__()
-        entries = {
-            "learning_rate": settings.learning_rate,
-            "momentum": settings.momentum,
-            "weight_decay": settings.weight_decay,
-            "rule": settings.rule,
-            "grafting": settings.length,
-            "update_interval": settings.update_interval,
-            "tiling": settings.tiling,
-            "numerics": settings.numerics,
-            "others": "an optimizer of their own" if settings.others else None,
-            "sharding": settings.layout if settings.layout.devices > 1 else None,
-        }
-        texts = {
-            key: option_text(own) for key, own in entries.items() if own is not None
-        }
-        for name, default in (("numerics", Numerics()), ("tiling", Tiling())):
-            if texts[name] == option_text(default):
-                del texts[name]
-        early = settings.rule.early_refreshes
-        texts["update_interval"] += f", and 1 in the first {early} steps" * (early > 0)
-        width = max(map(len, texts))
-        lines = [f"{name:<{width}}  {text}" for name, text in texts.items()]
-        return "\n".join([*lines, *(f"note: {note}" for note in settings.notes)])
-
-
-def settings_of(tx: object) -> Settings | None:
-    """Returns what our own transformation was made with; None for others."""
-    # On the function, so that the transformation remains a tuple of two functions.
-    if isinstance(tx, JorgeTransformation) and callable(tx.update):
-        return vars(tx.update).get("settings")
-    return None
-
-
-def required_settings(name: str, tx: object) -> Settings:
-    """Returns the settings; raises TypeError for what is not our transformation."""
-    settings = settings_of(tx)
-    if settings is None:
-        raise TypeError(
-            f"{name} takes the transformation that jorge, scale_by_jorge or one of the "
-            "recipes such as from_sgd returned, not one around it (optax.chain, "
-            f"optax.MultiSteps, optax.inject_hyperparams) or another; got {tx!r}."
-        )
-    return settings
 
 
 def scale_by_jorge(
@@ -161,14 +80,13 @@ def scale_by_jorge(
     settings = checked_settings(
         rule=rule,
         momentum=momentum,
-        length=None,
+        grafting=None,
         update_interval=update_interval,
         tiling=tiling,
         numerics=numerics,
         sharding=sharding,
     )
-    others = optax.identity() if momentum is None else average(settings)
-    return executed(transform_tiles(settings, others), settings)
+    return executed(transform_tiles(settings, averages(settings)), settings)
 
 
 def jorge(
@@ -279,8 +197,13 @@ def jorge(
 
     .. seealso:: :func:`jorge_optax.scale_by_jorge`, :func:`jorge_optax.graft`
     """
-    return jorge_with_notes(
-        (),
+    check_learning_rate(learning_rate)
+    check_number("momentum", momentum, DECAY_RATE)
+    check_number("weight_decay", weight_decay, NOT_NEGATIVE)
+    check_mask(weight_decay_mask)
+    must = "a complete optax optimizer or None"
+    check_type("others", others, optax.GradientTransformation | None, must)
+    settings = checked_settings(
         learning_rate=learning_rate,
         momentum=momentum,
         weight_decay=weight_decay,
@@ -293,48 +216,20 @@ def jorge(
         numerics=numerics,
         sharding=sharding,
     )
-
-
-def jorge_with_notes(
-    notes: tuple[str, ...],
-    *,
-    learning_rate: optax.ScalarOrSchedule,
-    momentum: float | jax.Array,
-    weight_decay: float | jax.Array,
-    weight_decay_mask: Any,
-    grafting: str | Length | None,
-    others: optax.GradientTransformation | None,
-    **options: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Returns :func:`jorge`, with notes on what was derived for it, and why."""
-    check_learning_rate(learning_rate)
-    check_not_negative("weight_decay", weight_decay)
-    check_mask(weight_decay_mask)
-    check_transformation("others", others)
-    settings = checked_settings(
-        momentum=momentum,
-        length=length_of(grafting),
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
-        others=others,
-        notes=notes,
-        **options,
-    )
-    if others is None and settings.length is None:
-        others = average(settings)
-    elif others is None and settings.length is not None:
-        others = settings.length.transformation(momentum, settings.numerics.momenta)
-    return executed(
-        then_decay_and_rate(transform_tiles(settings, others), settings), settings
-    )
+    length = settings.length
+    if others is None and length is None:
+        others = averages(settings)
+    elif others is None:
+        others = length.transformation(momentum, settings.numerics.momenta)  # pyright: ignore
+    step = transform_tiles(settings, others)  # pyright: ignore
+    return executed(then_decay_and_rate(step, settings), settings)
 
 
 def checked_settings(
     *,
     rule: Rule | None,
     momentum: float | jax.Array | None,
-    length: Length | None,
+    grafting: str | Length | None,
     update_interval: optax.ScalarOrSchedule,
     tiling: Tiling | None,
     numerics: Numerics | str | None,
@@ -343,47 +238,50 @@ def checked_settings(
 ) -> Settings:
     """Checks what :func:`jorge` and :func:`scale_by_jorge` share."""
     if momentum is not None:
-        check_below_one("momentum", momentum)
+        check_number("momentum", momentum, DECAY_RATE)
     check_interval(update_interval)
-    if not isinstance(tiling, Tiling | None):
-        raise TypeError(f"tiling must be a Tiling or None, got {tiling!r}.")
-    rule = BinomialSeries() if rule is None else check_rule(rule)
-    traced = rule.momentum == "nesterov" or (length is not None and length.uses_trace)
+    check_type("tiling", tiling, Tiling | None, "a jorge_optax.Tiling or None")
     return Settings(
-        rule=rule,
+        rule=BinomialSeries() if rule is None else check_rule(rule),
         momentum=momentum,
-        length=length,
+        length=length_of(grafting),
         update_interval=update_interval,
-        tiling=tiling or Tiling(),
+        tiling=Tiling() if tiling is None else tiling,
         numerics=numerics_of(numerics),
         layout=layout_of(sharding),
-        averages=momentum is not None and rule.momentum == "paper",
-        traces=momentum is not None and traced,
         **rest,
     )
 
 
-def average(settings: Settings) -> optax.GradientTransformation:
+def averages(settings: Settings) -> optax.GradientTransformation:
     """Returns the momentum of parameters without roots, like that of the tiles."""
     momentum: Any = settings.momentum
     dtype = settings.numerics.momenta
+    if momentum is None:
+        return optax.identity()
     if settings.rule.momentum == "paper":
         return optax.ema(momentum, debias=False, accumulator_dtype=dtype)
     nesterov = optax.trace(momentum, nesterov=True, accumulator_dtype=dtype)
     return optax.chain(nesterov, optax.scale(1 - momentum))
 
 
-class Memo(dict[Any, Any]):
+class Memo:
     """Remembers the shapes of states by plan.
 
     Equal to any other, so that tools that compare functions by what they hold do not
     take two optimizers with the same options for different ones.
     """
 
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.states: dict[Plan, JorgeState] = {}
+
     def __eq__(self, other: object) -> bool:
+        """Returns whether the other one is a memo."""
         return isinstance(other, Memo)
 
     def __hash__(self) -> int:
+        """Returns the same for all."""
         return hash(Memo)
 
 
@@ -391,18 +289,17 @@ def transform_tiles(
     settings: Settings, others: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """Steps the tiles of parameters with roots, and leaves the rest to ``others``."""
-    layout, rest, expected = (
-        settings.layout,
-        optax.with_extra_args_support(others),
-        Memo(),
-    )
+    layout, rest = settings.layout, optax.with_extra_args_support(others)
+    memo = Memo()
 
     # Closures, not partials: tools that look into functions see the numbers then.
     def start(stacks: Stacks, real: dict[str, Real]) -> JorgeState:
         return start_tiles(settings, stacks, real)
 
-    def init_tiles(plan: Plan, dtype: Any) -> JorgeState:
-        return layout.init(start, plan, dtype) if plan.shapes else start({}, {})
+    def start_state(plan: Plan, tree: PyTree) -> JorgeState:
+        _, others, dtype = split(plan, tree)
+        tiles = layout.init(start, plan, dtype) if plan.shapes else start({}, {})
+        return tiles._replace(others=rest.init(others))
 
     def step_leaves(
         plan: Plan, leaves: list[PyTree], state: JorgeState
@@ -413,24 +310,23 @@ def transform_tiles(
     def init_fn(params: PyTree) -> JorgeState:
         check_leave_out(params, settings.tiling.leave_out)
         plan = layout.plan(params, settings.tiling)
-        _, tree, dtype = split(plan, params)
-        state = init_tiles(plan, dtype)
-        expected[plan, dtype] = jax.eval_shape(lambda: state)
-        return state._replace(others=rest.init(tree))
+        state = start_state(plan, params)
+        memo.states[plan] = jax.eval_shape(lambda: state)
+        return state
 
     def update_fn(updates, state, params=None, **extra_args):
         check_gradients(updates, params)
         plan = layout.plan(updates, settings.tiling)
-        tiles, tree, dtype = split(plan, updates)
-        if (plan, dtype) not in expected:
-            make = functools.partial(init_tiles, plan, dtype)
-            expected[plan, dtype] = jax.eval_shape(make)
-        check_state(expected[plan, dtype], state, plan, updates)
-        check_others(tree, jax.eval_shape(rest.init, tree), state.others)
+        if plan not in memo.states:
+            make = functools.partial(start_state, plan)
+            memo.states[plan] = jax.eval_shape(make, updates)
+        check_state(memo.states[plan], state, plan, updates)
+        tiles, tree, _ = split(plan, updates)
         new = state._replace(others=())
         if plan.shapes:
             # Jitted, so that an eager update compiles once, and not at every call.
-            run = jax.jit(step_leaves, static_argnums=0, inline=True)
+            traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((tiles, new)))
+            run = step_leaves if traced else jax.jit(step_leaves, static_argnums=0)
             tiles, new = run(plan, tiles, new)
         if settings.length is not None:
             tiles = [
@@ -467,19 +363,19 @@ def executed(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> optax.OptState:
-        return settings.layout.place(inner.init(widen_leaves(params)))
+        return settings.layout.place(inner.init(jax.tree.map(widen, params)))
 
     def update(updates, state, params=None, **extra_args):
         # Parameters are there from the start, and are added to once more.
         updates, state = wait_for_all((updates, state))
 
         def run(updates, state, params):
-            wide = widen_leaves(updates)
-            return inner.update(wide, state, widen_leaves(params), **extra_args)
+            updates, params = jax.tree.map(widen, (updates, params))
+            return inner.update(updates, state, params, **extra_args)
 
         results = run_in_auto_axes(run, (updates, state), updates, state, params)
         # The state, too: wide gradients would widen the momenta of narrow parameters.
-        return jax.tree.map(_cast_like, results, (updates, state))
+        return jax.tree.map(keep_dtype, results, (updates, state))
 
     vars(update)["settings"] = settings
     return JorgeTransformation(init, update)
@@ -517,20 +413,17 @@ def run_in_auto_axes(
     return jax.sharding.auto_axes(function, out_sharding=shardings)(*arguments)
 
 
-def widen_leaves(tree: PyTree) -> PyTree:
-    """Casts floating-point leaves of 16 bits to float32."""
-
-    def widen_leaf(leaf: PyTree) -> PyTree:
-        narrow = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-        if not narrow or jnp.dtype(leaf.dtype).itemsize != 2:
-            return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf.update(dtype=jnp.dtype("float32"))
-        return leaf.astype(jnp.float32)
-
-    return jax.tree.map(widen_leaf, tree)
+def widen(leaf: PyTree) -> PyTree:
+    """Casts a floating-point leaf of 16 bits to float32."""
+    narrow = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    if not narrow or jnp.dtype(leaf.dtype).itemsize != 2:
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(dtype=jnp.dtype("float32"))
+    return leaf.astype(jnp.float32)
 
 
-def _cast_like(new: jax.Array, old: jax.Array) -> jax.Array:
+def keep_dtype(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Casts a new leaf to the dtype of the old one."""
     dtype = jax.dtypes.canonicalize_dtype(old.dtype)
     return new if new.dtype == dtype else new.astype(dtype)

@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jorge_optax._errors import check_positive, check_share
-from jorge_optax._rule import MAX_SCALE, Root, Rounding, Rule
+from jorge_optax._errors import POSITIVE, SHARE, check_number
+from jorge_optax._rule import Root, Rounding, Rule
 
 # A direction that no gradient excites grows against the others at each refresh. Once it
 # is this much larger than those that are excited, it may not grow further: 2**10 in a
 # root is 2**40 in the statistic, well beyond what float32 can resolve.
 MAX_SPREAD = 2.0**10
+# The scale of a direction is cut off at about the root of the largest float32.
+MAX_SCALE = 2.0**63
 
 
 class Seen(NamedTuple):
@@ -65,13 +67,13 @@ class BinomialSeries(Rule):
 
     eps: float = 1e-6
     damping: float = 0.0
-    momentum: ClassVar[Literal["paper"]] = "paper"
+    momentum: ClassVar[str] = "paper"
     risk: ClassVar[float] = 4.0
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_positive("BinomialSeries.eps", self.eps)
-        check_share("BinomialSeries.damping", self.damping)
+        check_number("BinomialSeries.eps", self.eps, POSITIVE)
+        check_number("BinomialSeries.damping", self.damping, SHARE)
 
     def init(self, real: jax.Array, dtype: np.dtype) -> Root:
         """Line 1: ``eps^(-1/4) I``, the root of the statistic ``eps I``."""
@@ -119,16 +121,17 @@ class BinomialSeries(Rule):
         log_scale = log_scale + jnp.log(jnp.where(lost, restart, largest))
         return Root(unit / largest, log_scale)
 
-    def precondition(
-        self, left: Root, right: Root, matrix: jax.Array, size: jax.Array
-    ) -> jax.Array:
-        """Line 11: ``L_hat G R_hat``; G itself where that does not descend."""
-        direction = left.unit @ matrix @ right.unit
-        product = jnp.sum(matrix * direction)
+    def precondition(self, left: Root, right: Root, matrix: jax.Array) -> jax.Array:
+        """Line 11: ``L_hat G R_hat``; a multiple of G where that does not descend."""
+        most = jnp.finfo(matrix.dtype).max
+        scale = jnp.exp(left.log_scale + right.log_scale)
+        scale = jnp.clip(scale, 1 / MAX_SCALE, MAX_SCALE)
+        direction = (scale * left.unit) @ matrix @ right.unit
+        # Roots make gradients like those before them about as large as one.
+        scaled = jnp.clip(scale * matrix, -most, most)
+        product = jnp.sum(scaled * direction)
         descends = (product > 0) & jnp.isfinite(product)
-        scale = jnp.exp(left.log_scale + right.log_scale) * size
-        scale = jnp.minimum(scale, MAX_SCALE)
-        return scale * jnp.where(descends, direction, matrix)
+        return jnp.where(descends, direction, scaled)
 
     def report(self, root: Root, seen: Seen) -> dict[str, jax.Array]:
         """Returns ``beta2`` and ``growth``, its inverse fourth root."""

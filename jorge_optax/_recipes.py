@@ -11,16 +11,19 @@ import optax
 from jax.sharding import NamedSharding
 
 from jorge_optax._errors import (
-    check_below_one,
-    check_not_negative,
-    check_positive,
+    DECAY_RATE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    check_number,
     check_static_count,
+    check_type,
+    check_words,
     refuses_mask,
 )
-from jorge_optax._optimizer import jorge_with_notes
-from jorge_optax._paper import BinomialSeries
+from jorge_optax._optimizer import jorge
 from jorge_optax._rule import Numerics, Rule
 from jorge_optax._sharding import Sharded, Spread
+from jorge_optax._step import with_notes
 from jorge_optax._tiles import Tiling
 from jorge_optax._whitening import Whitening
 from jorge_optax.lengths import Adam, Length, Shape
@@ -68,16 +71,11 @@ def from_sgd(
       nesterov: Whether the SGD run used Nesterov's momentum. The whitening rule whitens
         Nesterov's momentum anyway; the length of a step is that of SGD without it.
       decoupled: Whether ``weight_decay`` is decoupled already; then it is not divided.
-      weight_decay_mask: As in :func:`jorge_optax.jorge`.
       rule: As in :func:`jorge_optax.jorge`; ``None`` is :class:`Whitening`.
-      grafting: As in :func:`jorge_optax.jorge`.
-      update_interval: As in :func:`jorge_optax.jorge`.
       leave_out: Parameters with one of these words in their path have no roots, beside
         embeddings; :func:`jorge_optax.views.only` replaces those, too.
-      tiling: As in :func:`jorge_optax.jorge`.
-      others: As in :func:`jorge_optax.jorge`.
-      numerics: As in :func:`jorge_optax.jorge`.
-      sharding: As in :func:`jorge_optax.jorge`.
+      weight_decay_mask, update_interval, tiling, others, numerics, sharding: As in
+        :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`; printing it shows a table.
@@ -100,7 +98,7 @@ def from_sgd(
       Singh et al, `Jorge: Approximate Preconditioning for GPU-efficient Second-order
       Optimization <https://arxiv.org/abs/2310.12298>`_, section 4, 2023
     """
-    check_below_one("momentum", momentum, BY_MOMENTUM)
+    check_number("momentum", momentum, DECAY_RATE, BY_MOMENTUM)
     decay, notes = decoupled_decay(weight_decay, momentum, decoupled)
     rule = Whitening() if rule is None else rule
     if nesterov and isinstance(rule, Rule) and rule.momentum != "nesterov":
@@ -108,12 +106,11 @@ def from_sgd(
             "Nesterov's momentum is not carried over: this rule averages directions.",
         )
     tiling, left_out = leaving_out(tiling, leave_out, EMBEDDINGS)
-    return jorge_with_notes(
-        notes + left_out,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        weight_decay=decay,
-        weight_decay_mask=weight_decay_mask,
+    tx = jorge(
+        learning_rate,
+        momentum,
+        decay,
+        weight_decay_mask,
         rule=rule,
         grafting=grafting,
         update_interval=update_interval,
@@ -122,6 +119,7 @@ def from_sgd(
         numerics=numerics,
         sharding=sharding,
     )
+    return with_notes(tx, *notes, *left_out)
 
 
 @refuses_mask
@@ -156,11 +154,8 @@ def from_sgd_as_published(
       epochs: Length of training in epochs.
       steps_per_epoch: Number of steps in an epoch.
       warmup_steps: Length of a linear warm-up, counted within the length of training.
-      weight_decay_mask: As in :func:`jorge_optax.jorge`.
-      update_interval: As in :func:`jorge_optax.jorge`.
-      tiling: As in :func:`jorge_optax.jorge`.
-      numerics: As in :func:`jorge_optax.jorge`.
-      sharding: As in :func:`jorge_optax.jorge`.
+      weight_decay_mask, update_interval, tiling, numerics, sharding: As in
+        :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`; printing it shows a table.
@@ -191,8 +186,8 @@ def from_sgd_as_published(
             "thirds, got a function. To keep your schedule with the paper's rule, "
             "write from_sgd(schedule, ..., rule=BinomialSeries())."
         )
-    check_positive("learning_rate", learning_rate)
-    check_below_one("momentum", momentum, BY_MOMENTUM)
+    check_number("learning_rate", learning_rate, POSITIVE)
+    check_number("momentum", momentum, DECAY_RATE, BY_MOMENTUM)
     third, total_steps = thirds_of(total_steps, epochs, steps_per_epoch)
     schedule = thirds_decay_schedule(
         learning_rate,
@@ -202,20 +197,17 @@ def from_sgd_as_published(
     )
     decay, notes = decoupled_decay(weight_decay, momentum, decoupled=False)
     steps = f"learning_rate divides by ten at steps {third} and {2 * third}."
-    return jorge_with_notes(
-        (*notes, steps),
-        learning_rate=schedule,
-        momentum=momentum,
-        weight_decay=decay,
-        weight_decay_mask=weight_decay_mask,
-        rule=BinomialSeries(),
-        grafting="sgd",
+    tx = jorge(
+        schedule,
+        momentum,
+        decay,
+        weight_decay_mask,
         update_interval=update_interval,
         tiling=tiling,
-        others=None,
         numerics=numerics,
         sharding=sharding,
     )
+    return with_notes(tx, *notes, steps)
 
 
 @refuses_mask
@@ -255,17 +247,13 @@ def from_adamw(
       eps: Adam's epsilon.
       weight_decay: Weight decay of the AdamW run; the default is that of
         :func:`optax.adamw`.
-      weight_decay_mask: As in :func:`jorge_optax.jorge`.
       rule: As in :func:`jorge_optax.jorge`; ``None`` is :class:`Whitening`.
       grafting: As in :func:`jorge_optax.jorge`; ``"adam"`` is twice the length of
         Adam's step with :class:`Whitening`, else its length.
-      update_interval: As in :func:`jorge_optax.jorge`.
       leave_out: Parameters with one of these words in their path have no roots, beside
         embeddings and last layers; :func:`jorge_optax.views.only` replaces those, too.
-      tiling: As in :func:`jorge_optax.jorge`.
-      others: As in :func:`jorge_optax.jorge`.
-      numerics: As in :func:`jorge_optax.jorge`.
-      sharding: As in :func:`jorge_optax.jorge`.
+      weight_decay_mask, update_interval, tiling, others, numerics, sharding: As in
+        :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`; printing it shows a table.
@@ -286,19 +274,18 @@ def from_adamw(
       Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
       <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
     """
-    check_below_one("b1", b1)
-    check_below_one("b2", b2)
+    check_number("b1", b1, DECAY_RATE)
+    check_number("b2", b2, DECAY_RATE)
     rule = Whitening() if rule is None else rule
     if isinstance(grafting, str) and grafting == "adam":
         whitens = isinstance(rule, Rule) and rule.momentum == "nesterov"
         grafting = Adam(b2, eps, scale=2.0 if whitens else 1.0)
     tiling, notes = leaving_out(tiling, leave_out, EMBEDDINGS + LAST_LAYERS)
-    return jorge_with_notes(
-        notes,
-        learning_rate=learning_rate,
-        momentum=b1,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
+    tx = jorge(
+        learning_rate,
+        b1,
+        weight_decay,
+        weight_decay_mask,
         rule=rule,
         grafting=grafting,
         update_interval=update_interval,
@@ -307,6 +294,7 @@ def from_adamw(
         numerics=numerics,
         sharding=sharding,
     )
+    return with_notes(tx, *notes)
 
 
 @refuses_mask
@@ -342,18 +330,14 @@ def from_scratch(
       weight_decay: Decoupled weight decay; each step multiplies the parameters by
         ``1 - learning_rate * weight_decay``. With batch norm take 0.02 to 0.06: without
         decay the weights before it grow until steps are relatively small.
-      weight_decay_mask: As in :func:`jorge_optax.jorge`.
       rule: As in :func:`jorge_optax.jorge`; ``None`` is :class:`Whitening`.
       grafting: As in :func:`jorge_optax.jorge`; ``"shape"`` is ``lengths.Shape()``.
-      update_interval: As in :func:`jorge_optax.jorge`.
       leave_out: Parameters with one of these words in their path have no roots, beside
         embeddings; :func:`jorge_optax.views.only` replaces those, too. They take Adam's
         step, at a tenth of the learning rate, as do biases. Add the name of the last
         layer of a language model.
-      tiling: As in :func:`jorge_optax.jorge`.
-      others: As in :func:`jorge_optax.jorge`.
-      numerics: As in :func:`jorge_optax.jorge`.
-      sharding: As in :func:`jorge_optax.jorge`.
+      weight_decay_mask, update_interval, tiling, others, numerics, sharding: As in
+        :func:`jorge_optax.jorge`.
 
     Returns:
       An :class:`optax.GradientTransformationExtraArgs`; printing it shows a table.
@@ -375,7 +359,8 @@ def from_scratch(
             "of a cosine, got a function. To run another schedule, write "
             "jorge(schedule, rule=Whitening(), grafting=lengths.Shape())."
         )
-    check_positive("learning_rate", learning_rate, "The default is 0.0425.")
+    remedy = "The default is 0.0425."
+    check_number("learning_rate", learning_rate, POSITIVE, remedy)
     check_static_count("total_steps", total_steps, 1)
     check_static_count("warmup_steps", warmup_steps, 0)
     if warmup_steps >= total_steps:
@@ -392,12 +377,11 @@ def from_scratch(
         return learning_rate * unit(count)
 
     tiling, notes = leaving_out(tiling, leave_out, EMBEDDINGS)
-    return jorge_with_notes(
-        notes,
-        learning_rate=cosine,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        weight_decay_mask=weight_decay_mask,
+    tx = jorge(
+        cosine,
+        momentum,
+        weight_decay,
+        weight_decay_mask,
         rule=Whitening() if rule is None else rule,
         grafting=grafting,
         update_interval=update_interval,
@@ -406,13 +390,14 @@ def from_scratch(
         numerics=numerics,
         sharding=sharding,
     )
+    return with_notes(tx, *notes)
 
 
 def decoupled_decay(
     weight_decay: Number, momentum: Number, decoupled: bool
 ) -> tuple[Number, tuple[str, ...]]:
     """Returns the decay that acts once, for one that acts through SGD's momentum."""
-    check_not_negative("weight_decay", weight_decay)
+    check_number("weight_decay", weight_decay, NOT_NEGATIVE)
     if decoupled or (isinstance(weight_decay, numbers.Real) and weight_decay == 0):
         return weight_decay, ()
     note = "weight_decay is that of SGD over 1 - momentum, since it is decoupled."
@@ -424,14 +409,12 @@ def decoupled_decay(
 
 def leaving_out(
     tiling: Tiling | None, words: tuple[str, ...], own: tuple[str, ...]
-) -> tuple[Tiling | None, tuple[str, ...]]:
+) -> tuple[Tiling, tuple[str, ...]]:
     """Returns a tiling that leaves out the user's words and the recipe's own."""
     tiling = Tiling() if tiling is None else tiling
-    if not isinstance(tiling, Tiling):
-        return tiling, ()  # refused by jorge
-    if not isinstance(words, tuple):
-        Tiling(leave_out=words)  # refused here
-    left_out = tiling.leave_out + tuple(words)
+    check_type("tiling", tiling, Tiling, "a jorge_optax.Tiling or None")
+    check_words(words)
+    left_out = (*tiling.leave_out, *words)
     if isinstance(words, only):
         return dataclasses.replace(tiling, leave_out=left_out), ()
     tiling = Tiling(tiling.max_dim, Without(own, tiling.view), left_out)

@@ -1,31 +1,16 @@
-"""The protocol of a rule, and how a rule of one matrix runs on stacks of tiles."""
+"""The protocol of a rule, for one matrix, and in which precision it computes."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jorge_optax._errors import canonical_dtype, check_precision
-from jorge_optax._tiles import PyTree, Real, Stacks
-
-
-class Sides(NamedTuple):
-    """What is kept for the left and the right sides of all tiles.
-
-    Attributes:
-      left: Stack to the roots of the sides of R rows, any pytree with ``[n, ...]``.
-      right: Stack to the roots of the sides of C columns.
-    """
-
-    left: dict[str, PyTree]
-    right: dict[str, PyTree]
+from jorge_optax._errors import canonical_dtype, check_precision, check_type
+from jorge_optax._tiles import PyTree
 
 
 class Root(NamedTuple):
@@ -38,10 +23,6 @@ class Root(NamedTuple):
 
     unit: jax.Array
     log_scale: jax.Array
-
-
-# Scales of directions are cut off at about the root of the largest float32.
-MAX_SCALE = 2.0**63
 
 
 class Rounding(NamedTuple):
@@ -94,14 +75,12 @@ class Numerics:
 
     def rounding(self) -> Rounding:
         """Returns how precise a refresh is: TF32 has 11 bits, bfloat16 has 8."""
-        dtype = jnp.dtype(self.roots)
-        wide = jnp.promote_types(dtype, jnp.float32)
-        own = float(jnp.finfo(wide).eps) / 2
         high, default = jax.lax.Precision.HIGH, jax.lax.Precision.DEFAULT
         least = {high: 2.0**-11, default: 2.0**-8}
-        return Rounding(
-            dtype, max(own, least.get(jax.lax.Precision(self.refresh), 0.0))
-        )
+        of_products = least.get(jax.lax.Precision(self.refresh), 0.0)
+        wide = jnp.promote_types(self.roots, jnp.float32)
+        own = float(jnp.finfo(wide).eps) / 2
+        return Rounding(jnp.dtype(self.roots), max(own, of_products))
 
 
 class Rule:
@@ -143,8 +122,8 @@ class Rule:
       ...   def refresh(self, root, seen, real, rounding):
       ...     return self.decay * root + (1 - self.decay) * seen
       ...
-      ...   def precondition(self, left, right, matrix, size):
-      ...     return size * matrix * jax.lax.rsqrt(left + 1e-12)[:, None]
+      ...   def precondition(self, left, right, matrix):
+      ...     return matrix * jax.lax.rsqrt(left + 1e-12)[:, None]
       ...
       ...   def matrix(self, root):
       ...     return jnp.diag(jax.lax.rsqrt(root + 1e-12))
@@ -152,7 +131,7 @@ class Rule:
       >>> state = optimizer.init({"w": jnp.ones((3, 2))})
     """
 
-    momentum: ClassVar[Literal["paper", "nesterov"]] = "nesterov"
+    momentum: ClassVar[str] = "nesterov"
     early_refreshes: int = 0
     precision: ClassVar[str] = "highest"
     risk: ClassVar[float] = 0.0
@@ -196,16 +175,15 @@ class Rule:
         """
         raise NotImplementedError
 
-    def precondition(
-        self, left: PyTree, right: PyTree, matrix: jax.Array, size: jax.Array
-    ) -> jax.Array:
+    def precondition(self, left: PyTree, right: PyTree, matrix: jax.Array) -> jax.Array:
         """Returns the direction of a gradient or momentum, at every step.
 
+        With grafting, a tile whose direction is not finite takes the grafted step.
+
         Args:
-          left: The root of the left side.
+          left: The root of the left side, in the dtype of the matrix.
           right: The root of the right side.
-          matrix: ``[R, C]``, divided by its largest entry.
-          size: That entry.
+          matrix: ``[R, C]``.
         """
         raise NotImplementedError
 
@@ -238,152 +216,33 @@ class Rule:
 
 
 def check_rule(rule: object) -> Rule:
-    """Returns a rule as it is; raises TypeError unless it is one."""
+    """Returns a rule as it is; raises unless it is one."""
     if isinstance(rule, Rule):
+        if rule.momentum not in ("paper", "nesterov"):
+            raise ValueError(
+                f"{type(rule).__name__}.momentum must be 'paper' or 'nesterov', got "
+                f"{rule.momentum!r}."
+            )
         return rule
-    known = {"binomialseries": "BinomialSeries()", "whitening": "Whitening()"}
-    is_class = isinstance(rule, type)
-    found = f"the class {rule.__name__}" if is_class else repr(rule)
-    meant = known.get((rule.__name__ if is_class else str(rule)).lower())
+    found = rule.__name__ if isinstance(rule, type) else repr(rule)
+    names = ("BinomialSeries", "Whitening")
+    meant = [name for name in names if name.lower() == found.strip("'\"").lower()]
     raise TypeError(
         "rule must be BinomialSeries(), which is the paper's rule, Whitening(), an "
         f"instance of another jorge_optax.Rule, or None, got {found}"
-        + (f": write rule={meant}." if meant else ".")
+        + (f": write rule={meant[0]}()." if meant else ".")
     )
 
 
-def numerics_of(numerics: Numerics | str | None) -> Numerics:
+def numerics_of(numerics: Any) -> Numerics:
     """Returns the numerics that an option names."""
-    named = {
-        "exact": Numerics(apply="highest"),
-        "reduced": Numerics("bfloat16", "bfloat16", "default"),
-    }
-    if isinstance(numerics, str) and numerics in named:
-        return named[numerics]
-    if not isinstance(numerics, Numerics | None):
-        raise TypeError(
-            "numerics must be a jorge_optax.Numerics, 'exact', 'reduced' or None, got "
-            f"{numerics!r}."
-        )
-    return numerics or Numerics()
-
-
-def by_length(
-    function: Callable[..., PyTree], sides: Sequence[tuple[PyTree, ...]]
-) -> list[PyTree]:
-    """Applies a function of one side to stacks of sides, equal lengths in one vmap.
-
-    Args:
-      function: Takes the arguments of one side.
-      sides: For each stack of sides the arguments, ``[n, ...]``.
-
-    Returns:
-      For each stack of sides the results, ``[n, ...]``.
-    """
-    groups: dict[Any, list[int]] = {}
-    for i, side in enumerate(sides):
-        key = tuple(x.shape[1:] for x in jax.tree.leaves(side))
-        groups.setdefault(key, []).append(i)
-    joined = [
-        jax.tree.map(lambda *x: jnp.concatenate(x), *(sides[i] for i in group))
-        for group in groups.values()
-    ]
-    mapped = [jax.vmap(function)(*own) for own in joined]
-    results: dict[int, PyTree] = {}
-    for group, result in zip(groups.values(), mapped, strict=True):
-        ends = np.cumsum([len(jax.tree.leaves(sides[i])[0]) for i in group])
-        for i, start, end in zip(group, [0, *ends], ends, strict=False):
-            results[i] = jax.tree.map(lambda x, s=start, e=end: x[s:e], result)
-    return [results[i] for i in range(len(sides))]
-
-
-def start_roots(
-    rule: Rule, stacks: Stacks, real: dict[str, Real], dtype: np.dtype
-) -> Sides:
-    """Starts the roots of all tiles of stacks of zeros (line 1 of Algorithm 2)."""
-    init = jax.vmap(functools.partial(rule.init, dtype=dtype))
-    left, right = masks(stacks, real)
-    return Sides(
-        {k: init(left[k]) for k in stacks}, {k: init(right[k]) for k in stacks}
-    )
-
-
-def refresh_roots(
-    rule: Rule,
-    rounding: Rounding,
-    roots: Sides,
-    gradients: Stacks,
-    real: dict[str, Real],
-) -> Sides:
-    """Refreshes the roots of all tiles (lines 5 to 8 of Algorithm 2).
-
-    A tile whose gradient is zero, subnormal or not finite keeps its roots.
-    """
-    dtype = jnp.promote_types(rounding.dtype, jnp.float32)
-    wide = optax.tree_utils.tree_cast(roots, dtype)
-    split = {k: jax.vmap(split_size)(g.astype(dtype)) for k, g in gradients.items()}
-    usable = {key: own for key, (*_, own) in split.items()}
-    units = {
-        key: jnp.where(usable[key][:, None, None], unit, 1)
-        for key, (unit, *_) in split.items()
-    }
-    seen = {
-        key: jax.vmap(rule.observe)(
-            wide.left[key], wide.right[key], unit, split[key][1]
-        )
-        for key, unit in units.items()
-    }
-    sides = [
-        (own[key], seen[key][i], mask[key])
-        for i, (own, mask) in enumerate(zip(wide, masks(units, real), strict=True))
-        for key in units
-    ]
-    new = iter(by_length(functools.partial(rule.refresh, rounding=rounding), sides))
-    kept = (
-        {key: jax.vmap(choose)(usable[key], next(new), own[key]) for key in units}
-        for own in roots
-    )
-    return Sides(*kept)
-
-
-def apply_roots(
-    rule: Rule, roots: Sides, matrices: Stacks, adapted: PyTree, count: jax.Array
-) -> tuple[Stacks, PyTree]:
-    """Returns the directions of all tiles (line 11), and what the rule adapts."""
-    split = {key: jax.vmap(split_size)(own) for key, own in matrices.items()}
-    wide = {
-        key: optax.tree_utils.tree_cast((roots.left[key], roots.right[key]), own.dtype)
-        for key, own in matrices.items()
-    }
-    directions = {
-        key: jax.vmap(rule.precondition)(*wide[key], unit, size)
-        for key, (unit, size, _) in split.items()
-    }
-    adapt = jax.vmap(functools.partial(rule.adapt, count=count))
-    pairs = {key: adapt(adapted[key], own) for key, own in directions.items()}
-    return {k: own for k, (own, _) in pairs.items()}, {
-        k: a for k, (_, a) in pairs.items()
-    }
-
-
-def masks(stacks: Stacks, real: dict[str, Real]) -> list[dict[str, jax.Array]]:
-    """Returns for each side of the tiles ``[n, m]``: one for real rows, else zero."""
-    return [
-        {
-            key: (
-                jnp.arange(own.shape[1 + i]) < jnp.asarray(real[key][i])[:, None]
-            ).astype(own.dtype)
-            for key, own in stacks.items()
-        }
-        for i in range(2)
-    ]
-
-
-def choose(usable: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Returns the new root, or the old one of a tile that has no usable gradient."""
-    return jax.tree.map(
-        lambda new, old: jnp.where(usable, new.astype(old.dtype), old), new, old
-    )
+    if numerics == "exact":
+        return Numerics(apply="highest")
+    if numerics == "reduced":
+        return Numerics("bfloat16", "bfloat16", "default")
+    must = "a jorge_optax.Numerics, 'exact', 'reduced' or None"
+    check_type("numerics", numerics, Numerics | None, must)
+    return Numerics() if numerics is None else numerics
 
 
 def split_size(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

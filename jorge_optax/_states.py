@@ -1,4 +1,4 @@
-"""What is computed from an optimizer's state: diagnostics, and states for other meshes."""
+"""What is computed from a state: diagnostics, and the state for other devices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import optax
 from jax.core import Tracer
 
 from jorge_optax._describe import find_state, table
-from jorge_optax._errors import checked_leaves
-from jorge_optax._optimizer import required_settings
-from jorge_optax._rule import Rule, Sides, split_size
-from jorge_optax._step import JorgeState, Settings
+from jorge_optax._errors import by_path, checked_leaves
+from jorge_optax._rule import Rule, split_size
+from jorge_optax._step import JorgeState, Settings, Sides, required_settings
 from jorge_optax._tiles import Plan, PyTree, Stacks, from_tiles, plan_tiles
 
 # Roots whose eigenvalues are all within this factor hardly turn a gradient: in
@@ -173,7 +172,11 @@ def diagnostics(
     _check_roots(settings, plan, roots, places)
     gradients = None
     if grads is not None:
-        settings.layout.plan(grads, settings.tiling)
+        if settings.layout.plan(grads, settings.tiling) != plan:
+            raise ValueError(
+                "diagnostics: the gradients have another tree or other shapes than the "
+                "parameters. Pass gradients as jax.grad of the loss returns them."
+            )
         leaves = [
             x if own.grid else None
             for own, x in zip(plan.leaves, jax.tree.leaves(grads), strict=True)
@@ -201,8 +204,8 @@ def _check_roots(
     found = {key: len(jax.tree.leaves(own)[0]) for key, own in roots.left.items()}
     if wanted.keys() != found.keys() or any(found[k] < wanted[k] for k in wanted):
         raise ValueError(
-            f"The parameters make stacks of {wanted} tiles, the state has {found}. Pass "
-            "the parameters given to init, and the optimizer that the state is of "
+            f"The parameters make stacks of {wanted} tiles, the state has {found}. "
+            "Pass the parameters given to init, and the optimizer that the state is of "
             f"(here one with {settings.tiling})."
         )
 
@@ -220,10 +223,10 @@ def _measure(rule: Rule, roots: Sides, gradients: Stacks | None) -> dict[str, An
         }
         if gradients is not None:
             against = jax.vmap(functools.partial(_measure_gradient, rule))
-            own = (side[key] for side in roots)
-            idle = len(jax.tree.leaves(roots.left[key])[0]) - len(gradients[key])
+            left, right = roots.left[key], roots.right[key]
+            idle = len(jax.tree.leaves(left)[0]) - len(gradients[key])
             padded = jnp.pad(gradients[key], ((0, idle), (0, 0), (0, 0)))
-            numbers[key] |= against(*own, padded)
+            numbers[key] |= against(left, right, padded)
     return numbers
 
 
@@ -238,7 +241,7 @@ def _measure_root(rule: Rule, root: PyTree) -> dict[str, jax.Array]:
     real = jnp.diag(unit) != 0
     symmetric = (unit + unit.T) / 2
     largest = _largest_eigenvalue(symmetric)
-    shifted = (largest * eye - symmetric) * real
+    shifted = largest * jnp.diag(real.astype(unit.dtype)) - symmetric
     smallest = largest - _largest_eigenvalue(shifted)
     smallest = jnp.minimum(smallest, jnp.min(jnp.where(real, jnp.diag(unit), jnp.inf)))
     off_diagonal = jnp.abs(unit) * (1 - eye)
@@ -260,7 +263,7 @@ def _measure_gradient(
     wide = jnp.promote_types(gradient.dtype, jnp.float32)
     left, right = (optax.tree_utils.tree_cast(root, wide) for root in (left, right))
     unit, size, _ = split_size(gradient.astype(wide))
-    direction, _, _ = split_size(rule.precondition(left, right, unit, size))
+    direction, _, _ = split_size(rule.precondition(left, right, size * unit))
     lengths = _norm(direction) * _norm(unit)
     cosine = jnp.sum(direction * unit) / jnp.where(lengths > 0, lengths, 1)
     report = {"cosine": cosine}
@@ -329,56 +332,44 @@ def reshard_state(
     """
     settings = required_settings("reshard_state", tx)
     before = settings if saved_by is None else required_settings("saved_by", saved_by)
-    like = tx.init(params)
-    old, new = find_state("reshard_state", state), find_state("reshard_state", like)
+    old = find_state("reshard_state", state)
+    like = jax.tree.map(np.asarray, find_state("reshard_state", tx.init(params)))
+    fitted = jax.tree.map(np.asarray, old)
+    if isinstance(old.roots.left, dict):
+        kept, wanted = (_number_tiles(own, params) for own in (before, settings))
+        _check_idle(fitted, kept)
+        left, right, average, trace, length, adapted = (
+            _divide(_in_order(own, kept), wanted, new)
+            for own, new in zip(_by_stack(fitted), _by_stack(like), strict=True)
+        )
+        roots, rest = Sides(left, right), fitted.others
+        fitted = JorgeState(fitted.count, roots, average, trace, length, adapted, rest)
 
     def is_ours(node: PyTree) -> bool:
         return isinstance(node, JorgeState)
 
-    def without_tiles(node: PyTree) -> PyTree:
-        return (node.count, node.others) if is_ours(node) else node
-
-    rests = [
-        jax.tree.map(without_tiles, tree, is_leaf=is_ours) for tree in (state, like)
-    ]
-    trees = [jax.tree.structure(rest) for rest in rests]
-    kinds = [
-        jax.tree.structure(
-            [
-                {key.partition("@")[0]: own[key] for key in own}
-                for own in _by_stack(tree)
-            ]
-        )
-        for tree in (old, new)
-    ]
-    if trees[0] != trees[1] or kinds[0] != kinds[1]:
-        raise ValueError(
-            f"The state has another structure than the optimizer's: {(trees[0], kinds[0])} "
-            f"instead of {(trees[1], kinds[1])}. Make the optimizer with the rule, "
-            "grafting and learning rate schedule that the state was saved with."
-        )
-    numbers = [_tile_numbers(own, params) for own in (before, settings)]
-    left, right, *others = (
-        _fit(one, other, *numbers)
-        for one, other in zip(_by_stack(old), _by_stack(new), strict=True)
+    fitted = jax.tree.map(lambda x: fitted if is_ours(x) else x, state, is_leaf=is_ours)
+    like = tx.init(params)
+    _check_fit(fitted, like)
+    return jax.tree.map(
+        lambda x, own: (
+            jax.device_put(x, own.sharding) if hasattr(own, "sharding") else x
+        ),
+        fitted,
+        like,
     )
-    rest = jax.tree.map(_place, *rests)
-
-    def with_tiles(node: PyTree, rest: PyTree) -> PyTree:
-        if not is_ours(node):
-            return rest
-        return JorgeState(rest[0], Sides(left, right), *others, rest[1])
-
-    return jax.tree.map(with_tiles, like, rest, is_leaf=is_ours)
 
 
 def _by_stack(state: JorgeState) -> list[dict[str, PyTree]]:
-    fields = (*state.roots, state.average, state.trace, state.length, state.adapted)
-    return [own if isinstance(own, dict) else {} for own in fields]
+    return [*state.roots, state.average, state.trace, state.length, state.adapted]
 
 
-def _tile_numbers(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
-    """Numbers the tiles of the undivided parameters, in the order of a layout's state."""
+def _number_tiles(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
+    """Numbers the tiles of undivided parameters, and puts them where a layout has them.
+
+    Returns:
+      For each stack of the layout the numbers of its tiles.
+    """
     whole = plan_tiles(checked_leaves(params), settings.tiling)
     leaves, first = [], 1
     for own in whole.leaves:
@@ -391,83 +382,94 @@ def _tile_numbers(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
         leaves.append(from_tiles(tiles, own.shape, own.view, own.grid))
         first += own.grid.count
     plan = settings.layout.plan(params, settings.tiling)
-    stacks = settings.layout.stack(plan, leaves)
+    stacks = jax.tree.map(np.asarray, settings.layout.stack(plan, leaves))
     places = settings.layout.places(plan)
     for own in whole.leaves:
         if own.grid is None:
             continue
         key, indices = places[own.path]
-        tiles = np.asarray(stacks[key])[indices]
+        tiles = stacks[key][indices]
         mixed = (tiles != tiles[:, :1, :1]) & (tiles != 0)
-        if key.partition("@")[0] != own.stack or mixed.any():
+        if _base(key) != own.stack or mixed.any():
             raise ValueError(
-                f"reshard_state: the shards of {own.path!r} of shape {own.shape} are no "
-                f"multiples of its tiles, {own.grid.height}x{own.grid.width}, so that "
+                f"reshard_state: the shards of {own.path!r} of shape {own.shape} are "
+                f"no multiples of its tiles, {own.grid.height}x{own.grid.width}, so that "
                 "its roots are other ones. Start them again by tx.init, or keep the "
                 "division that the state was saved with."
             )
-    return {key: np.asarray(stack)[:, 0, 0] for key, stack in stacks.items()}
+    return {key: stack[:, 0, 0] for key, stack in stacks.items()}
 
 
-def _fit(
-    old: dict[str, PyTree],
-    new: dict[str, PyTree],
-    before: dict[str, np.ndarray],
-    after: dict[str, np.ndarray],
+def _base(key: str) -> str:
+    """Returns the name of a stack without the mesh axes that divide it."""
+    return key.partition("@")[0]
+
+
+def _in_order(
+    field: dict[str, PyTree], numbers: dict[str, np.ndarray]
 ) -> dict[str, PyTree]:
-    """Puts what is kept by stack into the order of another layout."""
-    fitted = {}
-    for key, like in new.items():
-        base = key.partition("@")[0]
-        keys = [one for one in old if one.partition("@")[0] == base]
-        where = np.concatenate([before[one] for one in keys])
-        order = np.searchsorted(where, after[key], sorter=np.argsort(where))
-        order = np.argsort(where)[order]
+    """Returns what is kept of the undivided parameters' tiles, in their order."""
+    whole = {}
+    for base in dict.fromkeys(map(_base, field)):
+        keys = [key for key in field if _base(key) == base]
+        order = np.argsort(np.concatenate([numbers[key] for key in keys]))
+        real = []
+        for key in keys:
+            count = len(numbers[key])
+            real.append(jax.tree.map(lambda x, n=count: x[:n], field[key]))
+        whole[base] = jax.tree.map(lambda *x, i=order: np.concatenate(x)[i], *real)
+    return whole
 
-        def fit(
-            like: jax.Array, *parts: Any, key: str = key, order: Any = order
-        ) -> jax.Array:
-            counts = [len(before[one]) for one in keys]
-            for part, count in zip(parts, counts, strict=True):
-                _check_part(key, part, like, count)
-            real = jnp.concatenate(
-                [jnp.asarray(x[:n]) for x, n in zip(parts, counts, strict=True)]
+
+def _divide(
+    whole: dict[str, PyTree], numbers: dict[str, np.ndarray], like: dict[str, PyTree]
+) -> dict[str, PyTree]:
+    """Puts tiles where a layout has them; idle ones are those of a new state."""
+    field = {}
+    for key, own in numbers.items():
+        same = [n for other, n in numbers.items() if _base(other) == _base(key)]
+        index = np.searchsorted(np.sort(np.concatenate(same)), own)
+        field[key] = jax.tree.map(
+            lambda x, new, i=index: np.concatenate([x[i], new[len(i) :]]),
+            whole[_base(key)],
+            like[key],
+        )
+    return field
+
+
+def _check_idle(state: JorgeState, numbers: dict[str, np.ndarray]) -> None:
+    """Raises ValueError unless a state has these tiles, and no momentum beyond them."""
+    found = {key: len(jax.tree.leaves(own)[0]) for key, own in state.roots.left.items()}
+    wanted = {key: len(own) for key, own in numbers.items()}
+    momenta = [
+        own[wanted[key] :]
+        for field in (state.average, state.trace)
+        for key, own in field.items()
+        if key in wanted and len(own)
+    ]
+    fits = found.keys() == wanted.keys() and all(found[k] >= wanted[k] for k in wanted)
+    if not fits or any(np.any(np.asarray(own, np.float32)) for own in momenta):
+        raise ValueError(
+            f"reshard_state: the parameters make stacks of {wanted} tiles, the state "
+            f"has {found}, or has momenta beyond them: it is a state of other "
+            "parameters, of another Tiling, or of another division (see saved_by)."
+        )
+
+
+def _check_fit(state: PyTree, like: PyTree) -> None:
+    """Raises ValueError unless two states have the same shapes and dtypes."""
+    found, wanted = by_path(state), by_path(like)
+    for path in (*wanted, *found):
+        has, needs = (
+            f"{jnp.result_type(own[path])}{list(jnp.shape(own[path]))}"
+            if path in own
+            else "nothing"
+            for own in (found, wanted)
+        )
+        if has != needs:
+            raise ValueError(
+                f"The state does not fit the optimizer: it has {has} at {path}, where "
+                f"the optimizer keeps {needs}. Only the devices may differ: make the "
+                "optimizer with the same parameters, Tiling, rule, grafting, numerics "
+                "and learning rate schedule."
             )
-            idle = jnp.asarray(np.asarray(like[len(order) :]))
-            return jax.device_put(jnp.concatenate([real[order], idle]), like.sharding)
-
-        fitted[key] = jax.tree.map(fit, like, *(old[one] for one in keys))
-    return fitted
-
-
-def _check_part(key: str, old: Any, like: Any, tiles: int) -> None:
-    """Raises ValueError unless an array holds at least these tiles, and nothing else."""
-    if old.shape[1:] != like.shape[1:] or old.dtype != like.dtype or len(old) < tiles:
-        raise ValueError(
-            f"The state does not fit the optimizer: in the stack {key} it has shape "
-            f"{tuple(old.shape)}, the optimizer {tuple(like.shape)} for {tiles} tiles, "
-            f"and dtype {old.dtype} against {like.dtype}. Only the devices may differ: "
-            "make the optimizer with the same parameters, Tiling, rule, grafting and "
-            "numerics."
-        )
-    if (
-        old.ndim == 3
-        and old.shape[1] != old.shape[2]
-        and np.any(np.asarray(old[tiles:]) != 0)
-    ):
-        raise ValueError(
-            f"The state has momenta in the stack {key} beyond the {tiles} tiles of the "
-            "parameters, where idle tiles have none: it is a state of other parameters "
-            "or of another Tiling."
-        )
-
-
-def _place(old: Any, new: Any) -> Any:
-    """Places an array that does not depend on the devices."""
-    if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
-        raise ValueError(
-            f"The state does not fit the optimizer: it has an array of shape "
-            f"{jnp.shape(old)} where the optimizer keeps {jnp.shape(new)}. Only the "
-            "devices may differ."
-        )
-    return jax.device_put(old, new.sharding) if isinstance(new, jax.Array) else old

@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jorge_optax._errors import check_tiling, checked_leaves
+from jorge_optax._errors import check_type, check_words, checked_leaves
 from jorge_optax.views import (
     MatrixView,
     Shape,
@@ -70,7 +70,17 @@ class Tiling:
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_tiling(self.max_dim, self.view, self.leave_out)
+        integer = "a Python int, since it decides shapes"
+        check_type("Tiling.max_dim", self.max_dim, int, integer)
+        if self.max_dim < 1:
+            raise ValueError(f"Tiling.max_dim must be at least 1, got {self.max_dim}.")
+        must = "a hashable function of a path and a shape"
+        remedy = (
+            "It returns a MatrixView or None; make it a function or frozen dataclass."
+        )
+        check_type("Tiling.view", self.view, Callable, must, remedy)
+        check_type("Tiling.view", self.view, Hashable, must, remedy)
+        check_words(self.leave_out)
 
 
 class Grid(NamedTuple):
@@ -94,7 +104,7 @@ class Grid(NamedTuple):
     width: int
     down: int
     across: int
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class LeafPlan(NamedTuple):
@@ -184,7 +194,7 @@ def matrix_shape(shape: Shape, view: MatrixView) -> tuple[int, int]:
 
 
 def cut(shape: Shape, view: MatrixView, max_dim: int, keep_thin: bool = True) -> Grid:
-    """Cuts the matrices of a parameter, unless ``keep_thin`` into tiles up to 4 to 1."""
+    """Cuts the matrices of a parameter; tiles are at most 4 to 1 unless keep_thin."""
     rows, columns = matrix_shape(shape, view)
     batch = math.prod(shape) // max(rows * columns, 1)
     tall, wide = (

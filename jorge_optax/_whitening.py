@@ -10,13 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jorge_optax._errors import (
-    check_below_one,
-    check_count,
-    check_positive,
-    check_share,
-)
-from jorge_optax._rule import MAX_SCALE, Root, Rounding, Rule
+from jorge_optax._errors import SHARE, check_number, count_from
+from jorge_optax._rule import Root, Rounding, Rule
 
 # (1 + y)^(-1/4) for y from 0 to Y is interpolated at five Chebyshev nodes v of [0, 1],
 # y = Y v. Up to Y = 10 the polynomial falls all the way, as the function does, and is
@@ -81,10 +76,10 @@ class Whitening(Rule):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_below_one("Whitening.beta2", self.beta2)
-        check_positive("Whitening.beta2", self.beta2, "The past must have some weight.")
-        check_count("Whitening.early_refreshes", self.early_refreshes, 0)
-        check_share("Whitening.damping", self.damping)
+        between = "must lie in (0, 1)", lambda x: 0 < x < 1
+        check_number("Whitening.beta2", self.beta2, between)
+        check_number("Whitening.early_refreshes", self.early_refreshes, count_from(0))
+        check_number("Whitening.damping", self.damping, SHARE)
 
     def init(self, real: jax.Array, dtype: np.dtype) -> Root:
         """Returns the identity, of trace m, the number of real rows."""
@@ -125,7 +120,7 @@ class Whitening(Rule):
         w = w / trace
         square = w @ w
         # tr(w^4)^(1/4), which bounds the largest eigenvalue.
-        bound = jnp.maximum(jnp.sum(jnp.square(square)), tiny) ** 0.25
+        bound = jnp.maximum(jnp.sum(jnp.square(square)), tiny**0.5) ** 0.25
         weight = (1 - self.beta2) / self.beta2
         weight = jnp.minimum(weight, REACH / (trace * bound))
         c0, c1, c2, c3, c4 = interpolate(weight * trace * bound, bound)
@@ -141,12 +136,14 @@ class Whitening(Rule):
         log_scale = root.log_scale + jnp.log(mean * jnp.sqrt(1 + weight))
         return Root(round_root(unit, rounding.dtype), log_scale)
 
-    def precondition(
-        self, left: Root, right: Root, matrix: jax.Array, size: jax.Array
-    ) -> jax.Array:
+    def precondition(self, left: Root, right: Root, matrix: jax.Array) -> jax.Array:
         """Returns ``A M B``."""
-        scale = jnp.exp(left.log_scale + right.log_scale) * size
-        return jnp.minimum(scale, MAX_SCALE) * (left.unit @ matrix @ right.unit)
+        # No eigenvalue of a root over its trace exceeds one: products cannot overflow.
+        rows, columns = matrix.shape
+        direction = (left.unit / rows) @ matrix @ (right.unit / columns)
+        most = jnp.finfo(matrix.dtype).max
+        scale = rows * columns * jnp.exp(left.log_scale + right.log_scale)
+        return jnp.clip(scale * direction, -most, most)
 
 
 def interpolate(reach: jax.Array, bound: jax.Array) -> list[jax.Array]:
@@ -191,5 +188,5 @@ def round_root(root: jax.Array, dtype: np.dtype) -> jax.Array:
     # Not a cast to the dtype and back, which XLA would remove.
     error = jax.lax.reduce_precision(rest, limits.nexp, limits.nmant) - rest
     square = jnp.matmul(error, error, precision="highest")
-    bound = jnp.sum(jnp.square(square)) ** 0.25 * (diagonal > 0)
+    bound = jnp.where(diagonal > 0, jnp.sum(jnp.square(square)) ** 0.25, 0)
     return (rest + (1 + float(limits.eps)) * (diagonal + bound)).astype(dtype)

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jorge_optax._errors import as_float, check_below_one, check_positive
+from jorge_optax._errors import (
+    DECAY_RATE,
+    POSITIVE,
+    as_float,
+    check_number,
+    check_type,
+)
 from jorge_optax._rule import split_size
 from jorge_optax._tiles import PyTree
 
@@ -38,7 +44,7 @@ class Tile(NamedTuple):
     trace: jax.Array
     entries: jax.Array
     momentum: float | jax.Array
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Length:
@@ -61,11 +67,12 @@ class Length:
         del tile
         return ()
 
-    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
-        """Computes the step of a tile whose norm is taken, and the new state.
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Measures a step of a tile.
 
-        Of the step only the norm counts, unless the direction of the rule is zero or
-        not finite: then the step itself is taken.
+        Returns:
+          The norm of the step, see :func:`norm`; the step of a tile where it or the
+          direction of the rule has none; and the new state.
         """
         raise NotImplementedError
 
@@ -93,7 +100,7 @@ class SGD(Length):
 
     def __post_init__(self) -> None:
         """Checks the option."""
-        check_positive("lengths.SGD.scale", self.scale)
+        check_number("lengths.SGD.scale", self.scale, POSITIVE)
 
     def transformation(
         self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
@@ -101,14 +108,14 @@ class SGD(Length):
         """Returns SGD's momentum."""
         return optax.trace(momentum, accumulator_dtype=momenta_dtype)
 
-    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
-        """Returns the momentum."""
-        return tile.trace, state
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Measures the momentum."""
+        return norm(tile.trace), tile.trace, state
 
     def factor(self, rows: int, columns: int) -> float | jax.Array:
         """Returns the scale."""
         del rows, columns
-        return self.scale
+        return as_float(self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +139,9 @@ class Adam(Length):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_below_one("lengths.Adam.b2", self.b2)
-        check_positive("lengths.Adam.eps", self.eps)
-        check_positive("lengths.Adam.scale", self.scale)
+        check_number("lengths.Adam.b2", self.b2, DECAY_RATE)
+        check_number("lengths.Adam.eps", self.eps, POSITIVE)
+        check_number("lengths.Adam.scale", self.scale, POSITIVE)
 
     def transformation(
         self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
@@ -152,20 +159,21 @@ class Adam(Length):
         """Returns a second moment of zero."""
         return jnp.zeros_like(tile)
 
-    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
-        """Returns Adam's step, with the second moment as state."""
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Measures Adam's step, and keeps the second moment."""
         b1, count, gradient = tile.momentum, tile.count, tile.gradient
         state = self.b2 * state + (1 - self.b2) * jnp.square(gradient)
         first = (1 - b1) / (1 - b1**count)
         second = state / (1 - self.b2**count)
         tiny = jnp.finfo(state.dtype).tiny  # finite derivatives at zero
-        step = first * tile.trace / (jnp.sqrt(jnp.maximum(second, tiny)) + as_float(self.eps))
-        return step.astype(gradient.dtype), state.astype(gradient.dtype)
+        size = jnp.sqrt(jnp.maximum(second, tiny)) + as_float(self.eps)
+        step = (first * tile.trace / size).astype(gradient.dtype)
+        return norm(step), step, state.astype(gradient.dtype)
 
     def factor(self, rows: int, columns: int) -> float | jax.Array:
         """Returns the scale."""
         del rows, columns
-        return self.scale
+        return as_float(self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +201,8 @@ class Shape(Length):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        check_positive("lengths.Shape.others", self.others)
-        check_below_one("lengths.Shape.b2", self.b2)
+        check_number("lengths.Shape.others", self.others, POSITIVE)
+        check_number("lengths.Shape.b2", self.b2, DECAY_RATE)
 
     def transformation(
         self, momentum: float | jax.Array, momenta_dtype: np.dtype | None
@@ -203,14 +211,13 @@ class Shape(Length):
         adam = Adam(self.b2).transformation(momentum, momenta_dtype)
         return optax.chain(adam, optax.scale(as_float(self.others)))
 
-    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, PyTree]:
-        """Returns the momentum at a root mean square of one; ``factor`` does the rest.
+    def measure(self, state: PyTree, tile: Tile) -> tuple[jax.Array, jax.Array, PyTree]:
+        """Returns the norm of a root mean square of one; ``factor`` does the rest.
 
-        A tile whose momentum is zero has no step.
+        A tile without a direction has no step.
         """
-        unit, _, _ = split_size(tile.trace)
-        square = jnp.maximum(jnp.sum(jnp.square(unit)), jnp.finfo(unit.dtype).tiny)
-        return unit * (jnp.sqrt(tile.entries) / jnp.sqrt(square)), state
+        entries = tile.entries.astype(tile.trace.dtype)
+        return jnp.sqrt(entries), 0 * tile.trace, state
 
     def factor(self, rows: int, columns: int) -> float | jax.Array:
         """Returns the root mean square of the steps of a matrix."""
@@ -219,41 +226,35 @@ class Shape(Length):
 
 
 def graft_tile(
-    length: Length, state: PyTree, direction: jax.Array, *tile: Any, **options: Any
+    length: Length,
+    momentum: float | jax.Array,
+    count: jax.Array,
+    state: PyTree,
+    direction: jax.Array,
+    gradient: jax.Array,
+    trace: jax.Array,
+    real: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, PyTree]:
-    """Gives a direction the length of a step (A.2 of the paper)."""
-    step, state = length.measure(state, Tile(*tile, **options))
-    return rescale(step, direction), state
+    """Gives a direction the length of a step (A.2); returns what is kept, too."""
+    tile = Tile(gradient, trace, real[0] * real[1], momentum, count)
+    size, step, state = length.measure(state, tile)
+    own = norm(direction)
+    # A norm that is zero or not finite stands for a number out of range.
+    usable = (own > 0) & (size > 0)
+    grafted = direction * (size / jnp.where(usable, own, 1))
+    return jnp.where(usable, grafted, step), state
 
 
-def rescale(step: jax.Array, direction: jax.Array) -> jax.Array:
-    """Returns the direction at the norm of a step.
+def norm(x: jax.Array) -> jax.Array:
+    """Returns the Frobenius norm; zero where its square overflows or underflows.
 
-    Norms are those of arrays divided by their largest entries, so that they neither
-    overflow nor underflow.
-
-    Args:
-      step: Array whose norm counts.
-      direction: Array whose direction counts.
-
-    Returns:
-      The grafted step; the step itself where the direction is zero or not finite.
-      Entries are cut off at the largest number of the dtype.
+    In float32, norms from 3e-16 to 1e19 are in range. It is a sum in one pass: larger
+    and smaller steps are taken as they are rather than measured twice.
     """
-    # Behind a barrier: XLA would rewrite (a / b) / size as a / (b * size), where the
-    # product may underflow.
-    step, direction = jax.lax.optimization_barrier((step, direction))
-    tiny, most = jnp.finfo(step.dtype).tiny, jnp.finfo(step.dtype).max
-    # Constants to differentiation, which what is divided by them does not depend on.
-    size = jax.lax.stop_gradient(jnp.max(jnp.abs(step)))
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(direction)))
-    own = step / jnp.maximum(size, tiny)
-    unit = direction / jnp.maximum(largest, tiny)
-    squares = jnp.stack([jnp.sum(jnp.square(own)), jnp.sum(jnp.square(unit))])
-    length, norm = jnp.sqrt(jnp.maximum(squares, tiny))
-    usable = (largest >= tiny) & jnp.isfinite(largest)
-    grafted = jnp.where(usable, unit * (length / norm), own)
-    return jnp.clip(grafted * jnp.maximum(size, tiny), -most, most)
+    square, limits = jnp.sum(jnp.square(x)), jnp.finfo(x.dtype)
+    least = float(limits.tiny) / float(limits.eps)
+    in_range = (square >= least) & jnp.isfinite(square)
+    return jnp.where(in_range, jnp.sqrt(jnp.where(in_range, square, 1)), 0)
 
 
 class GraftState(NamedTuple):
@@ -307,11 +308,9 @@ def graft(
       Agarwal et al, `Learning Rate Grafting: Transferability of Optimizer Tuning
       <https://openreview.net/forum?id=FpKgG31Z_i9>`_, 2021
     """
-    for name, tx in (("magnitude", magnitude), ("direction", direction)):
-        if not isinstance(tx, optax.GradientTransformation):
-            raise TypeError(
-                f"graft: {name} must be an optax.GradientTransformation, got {tx!r}."
-            )
+    must = "an optax.GradientTransformation"
+    check_type("graft: magnitude", magnitude, optax.GradientTransformation, must)
+    check_type("graft: direction", direction, optax.GradientTransformation, must)
     magnitude = optax.with_extra_args_support(magnitude)
     direction = optax.with_extra_args_support(direction)
 
@@ -319,9 +318,13 @@ def graft(
         if not along.size:
             return along
         wide = jnp.promote_types(along.dtype, jnp.float32)
-        grafted = rescale(step.astype(wide), along.astype(wide))
+        # Divided by their largest entries, so that both have norms in range.
+        step, size, _ = split_size(step.astype(wide))
+        unit, _, usable = split_size(along.astype(wide))
+        grafted = size * (norm(step) / jnp.where(usable, norm(unit), 1)) * unit
+        most = jnp.finfo(wide).max
         # Zero stays zero, and NaN stays NaN.
-        usable = split_size(along.astype(wide))[2]
+        grafted = jnp.clip(grafted, -most, most)
         return jnp.where(usable, grafted, along).astype(along.dtype)
 
     def init_fn(params):

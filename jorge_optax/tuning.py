@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jorge_optax._errors import check_not_negative, check_static_count
+from jorge_optax._errors import NOT_NEGATIVE, check_number, check_static_count
 from jorge_optax._optimizer import jorge
 
 __all__ = (
@@ -62,7 +62,7 @@ def thirds_decay_schedule(
       >>> [round(float(schedule(step)), 6) for step in (0, 4, 5, 29, 30, 59, 60, 89)]
       [0.0, 0.08, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     """
-    check_not_negative("peak_value", peak_value)
+    check_number("peak_value", peak_value, NOT_NEGATIVE)
     check_static_count("total_steps", total_steps, 3, SHORTER)
     check_static_count("warmup_steps", warmup_steps, 0)
     if boundaries is None:
@@ -177,8 +177,9 @@ class IntervalChoice:
         )
         if not self.within_tolerance:
             return text + (
-                "No interval is within the tolerance. Smaller tiles (Tiling(max_dim=128) "
-                "or less), a lower precision and a larger batch make a step cheaper."
+                "No interval is within the tolerance. Smaller tiles "
+                "(Tiling(max_dim=128) or less), a lower precision and a larger batch "
+                "make a step cheaper."
             )
         return text + (
             f"From {self.rounds} rounds, 95% of resamplings say {self.low:g} to "
@@ -227,7 +228,8 @@ def choose_update_interval(
       >>> from jorge_optax.tuning import choose_update_interval
       >>> loss = lambda params, x: jnp.mean((x @ params["w"]) ** 2)
       >>> params = {"w": jnp.ones((64, 64))}
-      >>> choice = choose_update_interval(loss, params, jnp.ones((512, 64)), max_seconds=2)
+      >>> x = jnp.ones((512, 64))
+      >>> choice = choose_update_interval(loss, params, x, max_seconds=2)
       >>> choice.interval >= 1
       True
     """
