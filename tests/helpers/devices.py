@@ -1,22 +1,25 @@
-"""Runs a check in a process of its own, on eight simulated devices."""
+"""Runs tests in a process of their own, on eight simulated devices."""
 
 import os
 import pathlib
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).parents[2]
 
-def run_on_eight_devices(check):
-    """Runs a function of a test module without arguments; its failure is raised."""
-    code = f"import {check.__module__} as tests; tests.{check.__name__}()"
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags += " --xla_force_host_platform_device_count=8"
+
+def run_on_eight_devices(*arguments):
+    """Runs pytest on modules that need eight devices; its failures are raised.
+
+    They are in one process, and their names do not start with ``test_``, so that
+    pytest does not collect them on one device.
+    """
     process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=pathlib.Path(__file__).parents[2],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 0, process.stdout[-10_000:] + process.stderr[-2_000:]

@@ -1,0 +1,362 @@
+"""Eight devices in one process, which test_devices.py starts."""
+
+import functools
+import math
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.problems import shapes
+from jorge_optax import (
+    Numerics,
+    Sharded,
+    Spread,
+    Tiling,
+    describe,
+    diagnostics,
+    from_adamw,
+    from_sgd,
+    graft,
+    jorge,
+    reshard_state,
+)
+from tests.helpers.contract import (
+    assert_agrees,
+    assert_close,
+    assert_differs,
+    assert_same_types,
+    nudged,
+    random_tree,
+    step_of,
+    train,
+)
+from tests.helpers.spread import (
+    LAYOUTS,
+    OPTIMIZERS,
+    SHAPES,
+    TILING,
+    assert_equals_one_device,
+    assert_same_places,
+    by_scale,
+    collectives,
+    make,
+    make_mesh,
+    train_on,
+    trained_alone,
+    trees,
+)
+
+
+def test_there_are_eight_devices():
+    assert jax.device_count() == 8
+
+
+# The same training as on one device.
+
+CASES = [
+    *((layout, "series") for layout in LAYOUTS),
+    *((layout, "from_adamw") for layout in ("replicated", "fsdp", "tensor parallel")),
+    *(("replicated", name) for name in OPTIMIZERS if name not in "series, from_adamw"),
+    *(("both", name) for name in ("whitening", "by shape", "others")),
+]
+
+
+@pytest.mark.parametrize(("layout", "name"), CASES)
+def test_training_equals_that_on_one_device(layout, name):
+    trained = train_on(LAYOUTS[layout], name)
+    assert_equals_one_device(trained, name)
+    expected = {"all-gather": 1} if "replicated" in layout else {}
+    assert trained.collectives == expected
+
+
+def test_the_count_of_collectives_finds_them():
+    mesh = make_mesh()
+    rows = jax.ShapeDtypeStruct((8, 8), "f4", sharding=NamedSharding(mesh, P("x")))
+    assert collectives(jax.jit(jnp.sum).lower(rows).compile().as_text())
+
+
+@pytest.mark.parametrize("dtype", ["roots", "gather"])
+def test_narrow_dtypes(dtype):
+    layout = LAYOUTS["replicated"]
+    if dtype == "roots":
+        sharding, numerics = layout.sharding, Numerics(roots="bfloat16")
+    else:
+        sharding, numerics = Spread(layout.sharding, gather_dtype="bfloat16"), None
+    tx = make("series", sharding=sharding, numerics=numerics)
+    params, *gradients = jax.device_put(trees(), NamedSharding(layout.mesh, P()))
+    result, _ = train(tx, params, gradients[:1])
+    alone, _ = train(make("series"), *(lambda p, *g: (p, g[:1]))(*trees()))
+    assert_close(result, alone, tolerance=2**-7)
+    assert_differs(assert_close, result, alone, tolerance=1e-5)
+
+
+# What each device keeps.
+
+
+def share_of(state):
+    """Bytes of the first device's share of a state."""
+    leaves = jax.tree.leaves(state)
+    return sum(x.addressable_shards[0].data.nbytes for x in leaves)
+
+
+def test_shares_and_idle_tiles():
+    trained = train_on(LAYOUTS["replicated"], "series")
+    roots = optax.tree.get(trained.state, "roots")
+    # 51 tiles of 8x8 are 7 on each device, and 24 of 8x6 are 3.
+    shares = {
+        key: root.unit.addressable_shards[0].data.shape
+        for key, root in roots.left.items()
+    }
+    assert shares == {"8x8": (7, 8, 8), "8x6": (3, 8, 8)}
+    # Idle tiles stay as they were, others do not.
+    first = optax.tree.get(trained.tx.init(trees()[0]), "roots")
+    for new, old in zip(roots, first, strict=True):
+        same = np.all(jax.device_get(new["8x8"].unit == old["8x8"].unit), (1, 2))
+        assert same.tolist() == [False] * 51 + [True] * 5
+
+
+WIDTH = 128
+BLOCK = {
+    "qkv": (WIDTH, 3 * WIDTH),
+    "out": (WIDTH, WIDTH),
+    "up": (WIDTH, 4 * WIDTH),
+    "down": (4 * WIDTH, WIDTH),
+    "norm": (WIDTH,),
+}
+# 6 MB in float32.
+TRANSFORMER = {f"block{i}": BLOCK for i in range(7)} | {"last": (WIDTH, 1024)}
+RESNET50 = jax.tree.map(lambda leaf: leaf.shape, shapes.resnet(50))
+MODELS = ("transformer", "resnet50")
+
+
+@pytest.mark.parametrize("recipe", [jorge, from_sgd, from_adamw])
+@pytest.mark.parametrize(
+    ("model", "least"), [(TRANSFORMER, 6.0), (RESNET50, 8 / 1.02)], ids=MODELS
+)
+def test_a_device_keeps_an_eighth_of_the_state(recipe, model, least):
+    params = structs(model)
+    tx = recipe(0.1, sharding=NamedSharding(make_mesh(), P("x")))
+    state = jax.eval_shape(tx.init, params)
+    placed = jax.jit(tx.init).lower(params).compile().output_shardings
+    whole = jax.eval_shape(recipe(0.1).init, params)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(placed), strict=True)
+    kept = sum(math.prod(own.shard_shape(x.shape)) for x, own in pairs)
+    ratio = sum(math.prod(x.shape) for x in jax.tree.leaves(whole)) / kept
+    assert least <= ratio <= 8
+
+
+def structs(shapes):
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+# States move between numbers of devices.
+
+
+def on_devices(name, layout, count):
+    mesh = make_mesh((count,))
+    if count == 1:
+        return make(name)
+    if layout == "replicated":
+        return make(name, sharding=NamedSharding(mesh, P("x")))
+    specs = LAYOUTS[layout].specs
+    return make(name, sharding=Sharded(mesh, lambda path, _: specs.get(path, P())))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("from_adamw", "replicated"), ("series", "fsdp")]
+)
+def test_a_state_moves_between_numbers_of_devices(name, layout):
+    params, *gradients = trees()
+    tx = on_devices(name, layout, 8)
+    result, state = params, jax.jit(tx.init)(params)
+    # Saved on 8, restored on 3, and so on: always the same training.
+    for count, grads in zip((8, 3, 2, 1), gradients, strict=True):
+        before, tx = tx, on_devices(name, layout, count)
+        state = reshard_state(jax.device_get(state), tx, params, saved_by=before)
+        fresh = tx.init(params)
+        assert_same_types(state, fresh)
+        assert_same_places(state, fresh)
+        result, state, _ = step_of(tx)(jax.device_get(result), state, grads)
+    _, expected, expected_state = trained_alone(name)
+    ours = result, by_scale(state)
+    assert_agrees(ours, (expected, by_scale(expected_state)), 1e-6)
+    # And back: what was saved on one device is the same on eight.
+    eight = on_devices(name, layout, 8)
+    there = reshard_state(jax.device_get(state), eight, params, saved_by=tx)
+    back = reshard_state(jax.device_get(there), tx, params, saved_by=eight)
+    assert_agrees(back, state, 1e-7)
+
+
+def test_a_state_of_other_devices_is_refused():
+    params, grads, *_ = trees()
+    state = jax.device_get(on_devices("from_adamw", "replicated", 8).init(params))
+    tx = on_devices("from_adamw", "replicated", 3)
+    with pytest.raises(ValueError, match="reshard_state"):
+        tx.update(grads, state, params)
+
+
+def test_shards_that_are_no_multiples_of_tiles_are_refused_by_name():
+    params = {"good": jnp.ones((64, 16)), "bad": jnp.ones((96, 16))}
+    saved_by = jorge(0.1, tiling=TILING, sharding=Sharded(make_mesh(), rows))
+    state = jax.device_get(saved_by.init(params))
+    with pytest.raises(ValueError, match="(?s)'bad'.*multiples.*8x8"):
+        reshard_state(state, jorge(0.1, tiling=TILING), params, saved_by=saved_by)
+
+
+def rows(path, shape):
+    return P("x") if len(shape) > 1 else P()
+
+
+OTHERS = {
+    "rule": (lambda: make("shampoo"), SHAPES),
+    "another structure": (lambda: make("from_adamw"), SHAPES),
+    "bfloat16 against float32": (
+        lambda: make("series", numerics=Numerics(roots="bfloat16")),
+        SHAPES,
+    ),
+    "'8x8': 27": (lambda: make("series"), SHAPES | {"kernel": (192, 8)}),
+    "'8x8': 55": (lambda: make("series"), SHAPES | {"kernel": (208, 16)}),
+    r"\[25\] at .*bias": (lambda: make("series"), SHAPES | {"bias": (25,)}),
+}
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_resharding_refuses_states_of_others(message):
+    make_other, own = OTHERS[message]
+    other = make_other()
+    grads = random_tree(0, shapes=own)
+    _, state = train(other, grads, [grads])
+    with pytest.raises(ValueError, match=message):
+        reshard_state(state, make("series"), trees()[0])
+
+
+# Reports.
+
+
+@pytest.mark.parametrize("layout", ["replicated", "fsdp", "tensor parallel"])
+@pytest.mark.parametrize("name", ["series", "from_adamw"])
+def test_diagnostics_and_describe_say_what_they_say_on_one_device(layout, name):
+    trained = train_on(LAYOUTS[layout], name)
+    alone, params, state = trained_alone(name)
+    grads = trees()[1]
+    found = jax.jit(functools.partial(diagnostics, tx=trained.tx))(
+        trained.state, trained.params, grads
+    )
+    expected = diagnostics(state, params, grads, alone)
+    assert set(found) == set(expected)
+
+    def numbers(report):
+        # Tiles are in the order of shards, and asymmetry is rounding alone.
+        return {
+            key: np.sort(value)
+            for key, value in jax.device_get(dict(report)).items()
+            if not key.endswith("asymmetry")
+        }
+
+    assert_agrees(numbers(found), numbers(expected), 1e-3)
+    rows, others = (
+        {leaf.path: leaf for leaf in describe(params, tx).leaves}
+        for tx in (trained.tx, alone)
+    )
+    assert {path: row.state_bytes for path, row in rows.items()} == {
+        path: row.state_bytes for path, row in others.items()
+    }
+    assert not any(row.marked for row in rows.values())
+
+
+def test_describe_marks_thin_shards():
+    tx = jorge(0.1, sharding=Sharded(make_mesh(), rows))
+    thin, square = describe(structs({"a": (16, 128), "b": (512, 64)}), tx).leaves
+    assert thin.marked
+    assert "thin shards" in thin.preconditioned
+    assert not square.marked
+
+
+# Loops.
+
+
+@pytest.mark.parametrize("layout", ["replicated", "fsdp"])
+def test_four_steps_compile_once(layout):
+    layout = LAYOUTS[layout]
+    params, *gradients = (
+        jax.device_put(tree, layout.shardings(tree)) for tree in trees()
+    )
+    tx = make("from_adamw", sharding=layout.sharding)
+    state = tx.init(params)
+    step = jax.jit(step_of(tx).__wrapped__)
+    for grads in gradients:
+        params, state, _ = step(params, state, grads)
+    assert step._cache_size() == 1
+
+
+def test_nnx_and_linen_loops_compile_once():
+    mesh = make_mesh()
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
+    tx = jorge(0.05, update_interval=2, tiling=Tiling(8), sharding=rows)
+    batch = jax.device_put(np.ones((16, 24), "f4"), rows)
+
+    model = nnx.Linear(24, 16, rngs=nnx.Rngs(0))
+    nnx.update(model, jax.device_put(nnx.state(model), whole))
+    holder = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    # Flax's own count is on one device, with any optimizer.
+    holder.step[...] = jax.device_put(holder.step[...], whole)
+    dense = flax.linen.Dense(16)
+    params = jax.device_put(dense.init(jax.random.key(0), batch)["params"], whole)
+    state = TrainState.create(apply_fn=dense.apply, params=params, tx=tx)
+    state = state.replace(step=jax.device_put(jnp.int32(0), whole))
+
+    @nnx.jit
+    def nnx_step(model, holder, batch):
+        grads = nnx.grad(lambda model: jnp.mean(model(batch) ** 2))(model)
+        holder.update(model, grads)
+
+    @jax.jit
+    def linen_step(state, batch):
+        def loss(params):
+            return jnp.mean(state.apply_fn({"params": params}, batch) ** 2)
+
+        return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+    compiled = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    for _ in range(4):
+        nnx_step(model, holder, batch)
+        state = linen_step(state, batch)
+        assert len(compiled) == 2
+    linen_step(state, batch[:8])
+    assert len(compiled) > 2  # they are counted
+
+
+def test_composes_with_grafting_and_injection():
+    mesh = make_mesh()
+    sharding = NamedSharding(mesh, P("x"))
+    placed = jax.device_put(trees(), NamedSharding(mesh, P()))
+
+    def grafted(**options):
+        return graft(optax.trace(0.9), make("direction", **options))
+
+    def injected(**options):
+        return optax.inject_hyperparams(jorge)(0.05, tiling=TILING, **options)
+
+    for make_tx in (grafted, injected):
+        expected, _ = train(make_tx(), trees()[0], trees()[1:])
+        result, _ = train(make_tx(sharding=sharding), placed[0], placed[1:])
+        assert_agrees(jax.device_get(result), expected, 1e-6)
+        assert_differs(assert_close, nudged(result), expected, 1e-6)
