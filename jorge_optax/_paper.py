@@ -126,7 +126,7 @@ class BinomialSeries(Rule):
         most = jnp.finfo(matrix.dtype).max
         scale = jnp.exp(left.log_scale + right.log_scale)
         scale = jnp.clip(scale, 1 / MAX_SCALE, MAX_SCALE)
-        direction = (scale * left.unit) @ matrix @ right.unit
+        direction = scale * (left.unit @ matrix @ right.unit)
         # Roots make gradients like those before them about as large as one.
         scaled = jnp.clip(scale * matrix, -most, most)
         product = jnp.sum(scaled * direction)

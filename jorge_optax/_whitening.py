@@ -138,11 +138,10 @@ class Whitening(Rule):
 
     def precondition(self, left: Root, right: Root, matrix: jax.Array) -> jax.Array:
         """Returns ``A M B``."""
-        # No eigenvalue of a root over its trace exceeds one: products cannot overflow.
-        rows, columns = matrix.shape
-        direction = (left.unit / rows) @ matrix @ (right.unit / columns)
-        most = jnp.finfo(matrix.dtype).max
-        scale = rows * columns * jnp.exp(left.log_scale + right.log_scale)
+        # No eigenvalue of a root exceeds its trace: the products cannot overflow.
+        traces, most = math.prod(matrix.shape), jnp.finfo(matrix.dtype).max
+        direction = left.unit @ (matrix / traces) @ right.unit
+        scale = traces * jnp.exp(left.log_scale + right.log_scale)
         return jnp.clip(scale * direction, -most, most)
 
 
