@@ -1,8 +1,7 @@
-"""Lengths of the step: optax's optimizers measured on each tile."""
+"""Lengths of the step: each tile's step has the norm of optax's optimizer there."""
 
 import dataclasses
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,268 +12,150 @@ from jorge_optax import (
     BinomialSeries,
     Tiling,
     Whitening,
+    describe,
     jorge,
     lengths,
-    state_size,
+    scale_by_jorge,
 )
-from jorge_optax._stacks import plan_tree, to_stacks
-from tests.helpers.contract import assert_close, assert_differs
+from tests.helpers.trees import QUICK, arrays, close, differs, one_update, trainer
 
-PARAMS = {
-    "conv": jnp.ones((3, 3, 2, 4)),
-    "dense": jnp.ones((6, 5)),
-    "b": jnp.ones(4),
-    "scale": jnp.ones(()),
-}
-TILINGS = [Tiling(), Tiling(4)]
-INPUTS = ("gradient", "momentum", "nesterov")
+SHAPES = {"dense": (6, 5), "b": (4,), "scale": ()}
+# Tiles of 3 x 3, of which some are padded by a column.
+TILING = Tiling(4)
 B1, B2, EPS = 0.8, 0.95, 1e-3
-# A length, and what optax computes.
-PAIRS = {
-    "sgd": (lengths.SGD(), optax.trace(B1)),
-    "adam": (lengths.Adam(B2, EPS), optax.scale_by_adam(B1, B2, EPS)),
-}
-OTHERS = {
-    "sgd": optax.trace(B1, nesterov=True),
-    "adam": optax.scale_by_adam(B1, 0.9, EPS),
-}
 
 
-def gradients(steps=5):
-    """Gradients of varying size, so that the decay rates matter."""
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        size = 10.0 ** (step % 3)
-        yield jax.tree.map(
-            lambda x, size=size: jnp.asarray(size * rng.normal(size=x.shape)), PARAMS
-        )
+def gradients():
+    """Of varying size, so that the decay rates matter."""
+    sizes = 10.0 ** jnp.array([0, 1, 2, 0, 1])
+    scaled = {k: (5, *shape) for k, shape in SHAPES.items()}
+    return {
+        key: leaf * sizes.reshape(5, *[1] * (leaf.ndim - 1))
+        for key, leaf in arrays(**scaled).items()
+    }
 
 
-def run(optimizer):
-    """The updates of all steps."""
-    state, update, found = optimizer.init(PARAMS), jax.jit(optimizer.update), []
-    for grads in gradients():
-        updates, state = update(grads, state)
-        found.append(updates)
-    return found
+def run(tx, factor=1.0):
+    """The updates of five steps."""
+    grads = jax.tree.map(lambda g: factor * g, gradients())
+    return trainer(tx)(arrays(**SHAPES), grads)
 
 
-def tile_norms(updates, tiling):
-    """The norm of each tile of each parameter, by stack."""
-    plan = plan_tree(PARAMS, tiling)
-    return [
-        {
-            key: np.linalg.norm(np.asarray(tiles, np.float64), axis=(1, 2))
-            for key, tiles in to_stacks(plan, jax.tree.leaves(tree)).items()
-        }
-        for tree in updates
-    ]
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("name", PAIRS)
-def test_length_on_stacks_is_grafting_on_leaves(name, tiling):
-    length, transformation = PAIRS[name]
-    options = dict(update_interval=2, tiling=tiling)
-    found = run(jorge(0.1, B1, grafting=length, **options))
-    expected = run(jorge(0.1, B1, grafting=transformation, **options))
-    assert_close(found, expected, tolerance=1e-6)
-    other = run(jorge(0.1, B1, grafting=OTHERS[name], **options))
-    assert_differs(assert_close, found, other, tolerance=1e-3)
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("preconditions", INPUTS)
-@pytest.mark.parametrize("name", PAIRS)
-def test_step_of_each_tile_has_the_norm_of_optax(name, preconditions, tiling):
-    """Also where the momentum of the rule is shared."""
-    length, transformation = PAIRS[name]
-    rule = BinomialSeries(preconditions=preconditions)
-    found = run(jorge(1.0, B1, rule=rule, grafting=length, tiling=tiling))
-    steps = run(transformation)
-    norms = tile_norms(found, tiling)
-    chex.assert_trees_all_close(norms, tile_norms(steps, tiling), rtol=1e-5)
-    other = tile_norms(run(OTHERS[name]), tiling)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_close(norms, other, rtol=1e-2)
-    # Parameters without roots take the very step; the others another direction.
-    for ours, theirs in zip(found, steps, strict=True):
-        for key in ("b", "scale"):
-            chex.assert_trees_all_close(ours[key], -theirs[key], rtol=1e-5)
-        with pytest.raises(AssertionError):
-            chex.assert_trees_all_close(ours["dense"], -theirs["dense"], rtol=1e-2)
-
-
-@pytest.mark.parametrize("preconditions", ["momentum", "nesterov"])
-def test_rules_with_their_own_momentum_work_with_grafting_on_leaves(preconditions):
-    transformation = PAIRS["adam"][1]
-    rule = BinomialSeries(preconditions=preconditions)
-    found = run(jorge(1.0, B1, rule=rule, grafting=transformation))
-    norms = tile_norms(found, Tiling())
-    expected = tile_norms(run(transformation), Tiling())
-    chex.assert_trees_all_close(norms, expected, rtol=1e-5)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_close(
-            norms, tile_norms(run(OTHERS["adam"]), Tiling()), rtol=1e-2
-        )
-
-
-def test_a_shared_momentum_is_not_kept_twice():
-    matrices = sum(x.size for x in jax.tree.leaves(PARAMS) if x.ndim > 1)
-    for length in (lengths.SGD(), lengths.Adam()):
-        own = state_size(PARAMS, grafting=length)
-        rule = BinomialSeries(preconditions="nesterov")
-        shared = state_size(PARAMS, rule=rule, grafting=length)
-        # Adam's own transformation also has a count.
-        count = 4 if isinstance(length, lengths.Adam) else 0
-        assert own - shared == 4 * matrices + count
+def tile_norms(updates):
+    dense = np.asarray(updates["dense"], np.float64)
+    return np.array(
+        [
+            np.linalg.norm(dense[:, i : i + 3, j : j + 3], axis=(1, 2))
+            for i in (0, 3)
+            for j in (0, 3)
+        ]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class SignLength:
+class Signs(lengths.Length):
     """A user's length: that of the signs of the gradients."""
 
-    def transformation(self, momentum, accumulator_dtype):
-        del momentum, accumulator_dtype
+    uses_trace = False
+
+    def transformation(self, momentum, momenta_dtype):
         return optax.scale_by_sign()
 
-    def init(self, tiles):
-        del tiles
-        return ()
-
-    def measure(self, state, gradients, momenta, *, momentum, count):
-        del momenta, momentum, count
-        return jax.tree.map(jnp.sign, gradients), state
+    def measure(self, state, tile):
+        signs = jnp.sign(tile.gradient)
+        return jnp.sqrt(jnp.sum(signs**2)), signs, state
 
 
-@pytest.mark.parametrize("preconditions", INPUTS)
-def test_a_users_length_plugs_in(preconditions):
-    assert isinstance(SignLength(), lengths.Length)
-    rule = BinomialSeries(preconditions=preconditions)
-    found = run(jorge(1.0, B1, rule=rule, grafting=SignLength()))
-    expected = tile_norms(run(optax.scale_by_sign()), Tiling())
-    norms = tile_norms(found, Tiling())
-    chex.assert_trees_all_close(norms, expected, rtol=1e-5)
-    assert norms[0]["6x5"][0] == pytest.approx(np.sqrt(30), rel=1e-5)
+# A length, what optax computes, and another optimizer of optax.
+PAIRS = {
+    "sgd": (lengths.SGD(), optax.trace(B1), optax.trace(B1, nesterov=True)),
+    "adam": (
+        lengths.Adam(B2, EPS),
+        optax.scale_by_adam(B1, B2, EPS),
+        optax.scale_by_adam(B1, 0.9, EPS),
+    ),
+    "signs": (Signs(), optax.scale_by_sign(), optax.trace(B1)),
+}
 
 
-@pytest.mark.parametrize(
-    "grafting", [lengths.Adam, SignLength, "adam", object(), optax.scale_by_adam]
-)
-def test_what_is_no_length_is_refused(grafting):
-    with pytest.raises(ValueError, match="grafting must be 'sgd', a length such as"):
-        jorge(0.1, grafting=grafting)
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_step_of_each_tile_has_the_norm_of_optax(name, rule):
+    length, own, other = PAIRS[name]
+    found = run(jorge(1.0, B1, rule=rule, grafting=length, tiling=TILING))
+    expected = run(own)
+    np.testing.assert_allclose(tile_norms(found), tile_norms(expected), rtol=1e-5)
+    norms = tile_norms(found), tile_norms(run(other))
+    differs(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), *norms)
+    # Parameters without roots take the very step; the others another direction.
+    for key in ("b", "scale"):
+        close(found[key], -expected[key])
+    differs(close, found["dense"], -expected["dense"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"b2": 1.0}, r"lengths.Adam.b2 must lie in \[0, 1\), got 1.0"),
-        ({"b2": None}, "lengths.Adam.b2 must be a number, got None"),
-        ({"eps": 0.0}, "lengths.Adam.eps must be positive and finite, got 0.0"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        lengths.Adam(**options)
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+def test_without_a_length_the_direction_is_the_step(rule):
+    options = {"rule": rule, "tiling": TILING}
+    found = run(jorge(0.1, B1, grafting=None, **options))
+    direction = scale_by_jorge(momentum=B1, **options)
+    close(found, run(optax.chain(direction, optax.scale_by_learning_rate(0.1))))
+    differs(close, found, run(jorge(0.1, B1, **options)))
 
 
 @pytest.mark.parametrize("kind", [lengths.SGD, lengths.Adam])
 def test_a_scale_stretches_the_steps_of_matrices_alone(kind):
     plain, stretched = (
-        run(jorge(0.1, 0.9, rule=Whitening(), grafting=kind(scale=scale)))
+        one_update(jorge(0.1, grafting=kind(scale=scale)), arrays(**SHAPES))
         for scale in (1.0, 3.0)
     )
-    for one, other in zip(plain, stretched, strict=True):
-        tripled = {k: 3 * one[k] if k in ("conv", "dense") else one[k] for k in one}
-        assert_close(other, tripled, 1e-6)
-        assert_differs(assert_close, other, one, tolerance=0.5)
+    close(stretched, {**plain, "dense": 3 * plain["dense"]})
+    differs(close, stretched, jax.tree.map(lambda x: 3 * x, plain))
 
 
-def test_a_scale_of_one_adds_no_operation():
-    assert lengths.SGD().factor is None
-    assert lengths.Adam().factor is None
-    for kind in (lengths.SGD, lengths.Adam):
-        with pytest.raises(ValueError, match=f"{kind.__name__}.scale must be positive"):
-            kind(scale=0.0)
-
-
-# --- by shape ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
-def test_by_shape_each_tile_has_the_size_of_the_matrix_alone(rule, tiling):
-    optimizer = jorge(1.0, B1, rule=rule, grafting=lengths.Shape(), tiling=tiling)
-    rows = {"conv": 3 * 3 * 2, "dense": 6}
-    for updates in run(optimizer):
-        for name, m in rows.items():
-            size = float(jnp.sqrt(jnp.mean(jnp.square(updates[name]))))
-            np.testing.assert_allclose(size, m**-0.5, rtol=1e-5)
-            with pytest.raises(AssertionError):
-                np.testing.assert_allclose(size, (m + 1) ** -0.5, rtol=1e-5)
-        leaves = jax.tree.leaves(updates)
-        for key, tiles in to_stacks(plan_tree(PARAMS, tiling), leaves).items():
-            r, c = map(int, key.split("x"))
-            allowed = [(r * c / m) ** 0.5 for m in rows.values()]
-            norms = np.linalg.norm(np.asarray(tiles, np.float64), axis=(1, 2))
-            assert np.all(np.abs(norms[:, None] - np.array([allowed])).min(1) < 1e-5)
-
-
-def test_by_shape_other_parameters_take_a_share_of_adams_step():
+@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+def test_by_shape_each_tile_has_the_size_of_the_matrix_alone(rule):
     shape = lengths.Shape(others=0.3, b2=B2)
-    found = run(jorge(1.0, B1, rule=Whitening(), grafting=shape))
+    tx = jorge(1.0, B1, rule=rule, grafting=shape, tiling=TILING)
+    found = run(tx)
+    # A root mean square of one over the root of six rows, of 9 or 6 real entries.
+    sizes = np.sqrt(np.array([9, 6, 9, 6]) / 6)
+    norms = tile_norms(found) / sizes[:, None]
+    np.testing.assert_allclose(norms, np.ones((4, 5)), rtol=1e-5)
     adam = run(optax.scale_by_adam(B1, B2))
-    for ours, theirs in zip(found, adam, strict=True):
-        for name in ("b", "scale"):
-            np.testing.assert_allclose(ours[name], -0.3 * theirs[name], rtol=1e-5)
-            assert not np.allclose(ours[name], -0.1 * theirs[name], rtol=1e-5)
-
-
-def test_by_shape_keeps_no_moment_of_matrices():
-    matrices = {name: PARAMS[name] for name in ("conv", "dense")}
-    by_shape = state_size(matrices, rule=Whitening(), grafting=lengths.Shape())
-    # Adam's count, for parameters without roots, of which there are none.
-    assert by_shape == state_size(matrices, rule=Whitening()) + 4
-
-
-def test_by_shape_the_scale_of_the_loss_does_not_matter():
-    optimizer = jorge(1.0, B1, rule=Whitening(), grafting=lengths.Shape())
-    state = optimizer.init(PARAMS)
-    states = [state, state]
-    for grads in gradients():
-        both = []
-        for i, factor in enumerate((1.0, 2.0**-20)):
-            scaled = jax.tree.map(lambda g, f=factor: f * g, grads)
-            updates, states[i] = optimizer.update(scaled, states[i])
-            both.append({name: updates[name] for name in ("conv", "dense")})
-        chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-7)
+    for key in ("b", "scale"):
+        close(found[key], -0.3 * adam[key])
+        differs(close, found[key], -0.1 * adam[key])
+    # Whatever the scale of the loss.
+    smaller = run(tx, 2.0**-20)
+    close(smaller["dense"], found["dense"])
+    differs(close, smaller["dense"], -found["dense"])
 
 
 @pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
 def test_by_shape_a_zero_gradient_moves_nothing_and_a_huge_one_descends(rule):
-    optimizer = jorge(1.0, B1, rule=rule, grafting=lengths.Shape())
-    first = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    update = jax.jit(optimizer.update)
-    state = optimizer.init(first)
-    found, state = update(0 * first, state)
+    tx = jorge(1.0, B1, rule=rule, grafting=lengths.Shape())
+    first = arrays(**SHAPES)["dense"]
+    update = jax.jit(tx.update, compiler_options=QUICK)
+    found, state = update(0 * first, tx.init(first))
     np.testing.assert_array_equal(found, 0)
     # The roots may take a gradient of this size out of range.
-    huge = first / np.max(np.abs(first)) * 3e38
-    found, _ = update(huge, state)
+    found, _ = update(first / jnp.max(jnp.abs(first)) * 3e38, state)
     assert np.sum(np.asarray(found, np.float64) * first) < 0
-    np.testing.assert_allclose(np.linalg.norm(found), 2, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found), 5**0.5, rtol=1e-5)
     # As would steps along ones, which have this length as well.
     assert np.std(found) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"others": -1.0}, "lengths.Shape.others must be"),
-        ({"b2": 1.0}, "lengths.Shape.b2 must lie in"),
-    ],
-)
-def test_bad_options_of_shape_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        lengths.Shape(**options)
+def test_no_more_is_kept_than_is_needed():
+    """Numbers of the state for each entry of a matrix, its roots apart."""
+    params = arrays(dense=(16, 16))
+
+    def kept(rule, grafting):
+        table = describe(params, jorge(0.1, rule=rule, grafting=grafting))
+        return (table.leaves[0].state_bytes - 4 * (2 * 256 + 2)) / (4 * 256)
+
+    expected = {None: (1, 1), "sgd": (2, 1), lengths.Adam(): (3, 2)}
+    expected |= {lengths.Shape(): (1, 1), Signs(): (1, 1)}
+    for grafting, (paper, whitening) in expected.items():
+        assert kept(BinomialSeries(), grafting) == paper
+        assert kept(Whitening(), grafting) == whitening
