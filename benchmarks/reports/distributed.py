@@ -18,7 +18,11 @@ RULES = {
     "whitening": "`Whitening`",
     "shampoo": "exact-root Shampoo",
 }
-SPECS = "param_specs"
+WAYS = {  # of parameters that are divided; the first two at the tag lab-0.1
+    "all-to-alls": "`param_specs`",
+    "gathers": "without `param_specs`",
+    "shards": "`Sharded`",
+}
 
 
 def _rows(kind: str) -> list[dict[str, Any]]:
@@ -27,10 +31,6 @@ def _rows(kind: str) -> list[dict[str, Any]]:
 
 def _mib(value: float) -> str:
     return f"{value / 2**20:.1f}"
-
-
-def _gib(value: float) -> str:
-    return f"{value / 2**30:.3g}"
 
 
 def distributed() -> Table:
@@ -89,7 +89,7 @@ def distributed_fsdp() -> Table:
         table.append(
             [
                 MODELS[row["model"]],
-                f"`{SPECS}`" if row["way"] == "all-to-alls" else f"without `{SPECS}`",
+                WAYS[row["way"]],
                 ", ".join(f"{n} {name}" for name, n in sorted(counts.items())),
                 *(
                     f"{_mib(size)} ({size / row['parameter_bytes']:.2f})"
@@ -180,35 +180,4 @@ def distributed_time() -> Table:
         for row in sorted(rows, key=lambda r: r["devices"])
     ]
     header = ["devices", "Jorge", "exact-root Shampoo", "Shampoo's over Jorge's"]
-    return header, table
-
-
-def distributed_scale() -> Table:
-    """Rows: calculated models and devices, by the paper's rule."""
-    table = [
-        [
-            MODELS[row["model"]],
-            f"{row['parameters'] / 1e9:.3g}",
-            str(row["devices"]),
-            _gib(row["state_bytes"]),
-            _gib(row["adamw_fsdp_bytes"]),
-            f"{row['flops']['refresh'] / 1e12:.3g}",
-            f"{row['over_ideal']:.0%}",
-            _gib(row["gather_bytes"]),
-            _gib(2 * row["gradient_bytes"] / row["devices"]),
-        ]
-        for row in _rows("calculated")
-        if row["rule"] == "series"
-    ]
-    header = [
-        "model",
-        "parameters, 10^9",
-        "devices",
-        "state a device, GiB",
-        "AdamW's by FSDP",
-        "refresh a device, TFLOP",
-        "over an equal share",
-        "gathered in a step, GiB",
-        "by all-to-alls under FSDP, GiB, at least",
-    ]
     return header, table

@@ -309,22 +309,6 @@ def _default_against_best(
     ]
 
 
-def rate_search() -> Table:
-    """Steps by shape: rows are rates, columns problems, on the tuning seeds."""
-    rows = results.rows("default_rate")
-    problems = {"mlp": 4, "autoencoder": 1, "resnet": 4, "lm": 3}
-    table = []
-    for rate in sorted({row["learning_rate"] for row in rows}):
-        cells = []
-        for name, digits in problems.items():
-            seeds = searched(name, rate)
-            each = ", ".join(f"{seeds[seed]:.{digits}f}" for seed in sorted(seeds))
-            cells.append(f"{_mean(seeds):.{digits}f} ({each})" if seeds else "not run")
-        table.append([f"{rate:g}", *cells])
-    titles = ("MLP, accuracy", "autoencoder, loss", "ResNet, accuracy")
-    return ["learning rate", *titles, "transformer, loss"], table
-
-
 def _difference(ours: dict[int, float], theirs: dict[int, float], digits: int) -> str:
     """Mean and 95% t-interval of the difference, paired by seed."""
     seeds = sorted(set(ours) & set(theirs))

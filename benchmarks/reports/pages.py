@@ -16,7 +16,6 @@ import numpy as np
 
 from benchmarks.reports import (
     compilation,
-    contracts,
     costs,
     demo,
     distributed,
@@ -71,7 +70,6 @@ TABLES = {
     **{
         function.__name__: _made(function)
         for function in (
-            contracts.contracts,
             costs.at_a_glance,
             compilation.compilation,
             compilation.compilation_diagnostics,
@@ -86,14 +84,12 @@ TABLES = {
             distributed.distributed,
             distributed.distributed_fsdp,
             distributed.distributed_gpu,
-            distributed.distributed_scale,
             distributed.distributed_time,
             evidence.default_rate,
             evidence.headline,
             evidence.once_or_twice,
             evidence.paired,
             evidence.peers,
-            evidence.rate_search,
             evidence.tuned,
             gpu.gpu_aims,
             gpu.gpu_bounds,
