@@ -49,24 +49,16 @@ def test_full_models_have_torchvisions_number_of_parameters():
     assert count(shapes_of("maskrcnn-resnet50", 90)) == 44_401_393 - 1025 * 5 - 257
 
 
-def test_the_costs_are_of_the_models_shapes():
+def test_the_full_model_has_the_shapes_of_the_costs_and_constant_norms():
     def listed(tree):
         return sorted(leaf.size for leaf in jax.tree.leaves(tree))
 
     model = shapes_of("maskrcnn-resnet50", 91)
     tables = shapes.MODELS["maskrcnn_resnet50_fpn"]()
     assert listed(nnx.state(model, nnx.Param)) == listed(tables)
-
-
-def test_norms_of_the_full_model_are_constants():
-    model = shapes_of("maskrcnn-resnet50", 91)
-    norms = nnx.state(model, nnx.BatchStat)
-    assert sum(leaf.size for leaf in jax.tree.leaves(norms)) == 2 * 53_120
+    assert sum(listed(nnx.state(model, nnx.BatchStat))) == 2 * 53_120
     learned = nnx.state(shapes_of("maskrcnn-thin", CLASSES), nnx.Param)
     assert "scale" in {path[-1] for path, _ in nnx.to_flat_state(learned)}
-
-
-def test_an_unknown_name_is_answered_with_those_there_are():
     with pytest.raises(ValueError, match="No model is called 'yolo'; there are mask"):
         make_model("yolo", classes=2, rngs=nnx.Rngs(0))
 
@@ -137,19 +129,15 @@ def test_idle_boxes_change_neither_losses_nor_gradients():
     )
     assert all(float(value) > 0 for value in one[1].values())
     assert len(one[1]) == 5
+    for path, leaf in nnx.to_flat_state(one[0]):  # every parameter has a gradient
+        values = np.asarray(leaf[...])
+        assert np.isfinite(values).all(), path
+        assert np.abs(values).max() > 0, path
     real = make_batch(idle=5)
     real["boxes"][0, 6], real["label"][0, 6] = [20, 2, 30, 9], 1
     changed = losses_and_gradients(real)
     for name, value in changed[1].items():
         assert abs(value - one[1][name]) > 1e-4, name
-
-
-def test_every_parameter_has_a_gradient():
-    grads, _ = losses_and_gradients(make_batch())
-    for path, leaf in nnx.to_flat_state(grads):
-        values = np.asarray(leaf[...])
-        assert np.isfinite(values).all(), path
-        assert np.abs(values).max() > 0, path
 
 
 def test_a_batch_without_boxes_has_finite_gradients():
@@ -187,13 +175,14 @@ def test_detections_are_boxes_in_the_image():
         assert (boxes[:, [1, 3]] <= height).all()
         assert ((found.classes[number] >= 1) & (found.classes[number] < CLASSES)).all()
     assert ((found.masks > 0) & (found.masks < 1)).all()
-
-
-def test_images_that_the_pyramid_does_not_fit_are_refused():
-    graph, params, rest = thin()
-    model = nnx.merge(graph, params, rest, copy=True)
     with pytest.raises(ValueError, match="40x32 .* multiples of 16"):
-        model.features(jnp.zeros((1, 32, 40, 3)))
+        nnx.merge(graph, params, rest, copy=True).features(jnp.zeros((1, 32, 40, 3)))
+
+
+def smooth_l1(values):
+    """The loss of codes, by hand."""
+    values = np.abs(values)
+    return np.where(values < 1 / 9, 4.5 * values**2, values - 1 / 18).sum()
 
 
 # The parts, by hand. Compiled: quicker than one small operation at a time.
@@ -258,9 +247,7 @@ def test_losses_of_boxes_are_those_by_hand():
             wanted = reference.encode(
                 np.asarray(truth.boxes[0, number]), near[number], settings.box_weights
             )
-            for value in np.abs(codes[0, number, label] - np.array(wanted)):
-                small = value < 1 / 9
-                distance += 4.5 * value**2 if small else value - 1 / 18
+            distance += smooth_l1(codes[0, number, label] - np.array(wanted))
     np.testing.assert_allclose(found, [entropy / 3, distance / 3], rtol=1e-5)
     idle = regions._replace(valid=jnp.ones((1, 4), bool))
     other = box_losses(jnp.asarray(logits), jnp.asarray(codes), idle, truth, settings)
@@ -310,24 +297,17 @@ def draw_proposed(counts, images=1, seed=0):
 def test_proposals_are_the_best_of_each_level_after_suppression():
     proposed = draw_proposed((30, 7))
     settings = Settings(rpn_threshold=0.1)
-    found, valid = select(
-        proposed, jnp.array([[50, 64]]), settings, Proposals(before=10, after=9)
-    )
+    size, limits = jnp.array([[50, 64]]), Proposals(before=10, after=9)
+    found, valid = select(proposed, size, settings, limits)
     expected = []
     for own in (range(30), range(30, 37)):
         logits = {i: float(proposed.logits[0, i]) for i in own}
         best = sorted(own, key=logits.get, reverse=True)[:10]
+        codes = [np.asarray(proposed.codes[0, i]) for i in best]
+        near = [np.asarray(proposed.anchors[i]) for i in best]
         decoded = [
-            np.clip(
-                reference.decode(
-                    np.asarray(proposed.codes[0, i]),
-                    np.asarray(proposed.anchors[i]),
-                    settings.rpn_weights,
-                ),
-                0,
-                [64, 50, 64, 50],
-            )
-            for i in best
+            np.clip(reference.decode(*pair, settings.rpn_weights), 0, [64, 50, 64, 50])
+            for pair in zip(codes, near, strict=True)
         ]
         kept = reference.nms(decoded, [logits[i] for i in best], 0.1)
         expected += [(logits[best[k]], decoded[k]) for k in kept]
@@ -336,12 +316,8 @@ def test_proposals_are_the_best_of_each_level_after_suppression():
     wanted = np.array([box for _, box in expected])
     there = np.asarray(found[0])[np.asarray(valid[0])]
     np.testing.assert_allclose(there, wanted, atol=1e-3)
-    other, _ = select(
-        proposed,
-        jnp.array([[50, 64]]),
-        dataclasses.replace(settings, rpn_threshold=0.9),
-        Proposals(before=10, after=9),
-    )
+    looser = dataclasses.replace(settings, rpn_threshold=0.9)
+    other, _ = select(proposed, size, looser, limits)
     assert not np.allclose(np.asarray(other[0])[: len(wanted)], wanted, atol=1e-3)
 
 
@@ -365,8 +341,7 @@ def test_losses_of_proposals_are_those_by_hand():
             entropy += np.log1p(np.exp(logit)) - logit * (match >= 0)
         if match >= 0:
             wanted = reference.encode(boxes[match], near[number], (1, 1, 1, 1))
-            for value in np.abs(np.asarray(proposed.codes[0, number]) - wanted):
-                distance += 4.5 * value**2 if value < 1 / 9 else value - 1 / 18
+            distance += smooth_l1(np.asarray(proposed.codes[0, number]) - wanted)
     count = (matches != -2).sum()
     assert (matches >= 0).sum() >= 2
     np.testing.assert_allclose(found, [entropy / count, distance / count], rtol=1e-4)

@@ -92,26 +92,16 @@ def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
             load_torchvision(make(), path, prefix="state.")
 
 
-def test_a_plain_backbone_is_loaded_alone():
-    model = make()
+def test_names_are_torchvisions_and_a_plain_backbone_is_loaded_alone():
+    model, arrays = make(), read_arrays(MODEL)
+    state = nnx.state(model, (nnx.Param, nnx.BatchStat))
+    found = {torch_name(path) for path, _ in nnx.to_flat_state(state)}
+    names = {n[6:] for n in arrays if n.startswith("state.")}
+    assert found == {n for n in names if not n.endswith("num_batches_tracked")}
     load_torchvision(model.backbone.body, MODEL, prefix="state.backbone.body.")
-    arrays = read_arrays(MODEL)
     kernel = arrays["state.backbone.body.conv1.weight"].transpose(2, 3, 1, 0)
     np.testing.assert_array_equal(model.backbone.body.conv1.kernel[...], kernel)
     assert (model.rpn.hidden.kernel[...] == 1).all()
-
-
-def test_names_are_torchvisions():
-    found = {
-        torch_name(path)
-        for path, _ in nnx.to_flat_state(nnx.state(make(), (nnx.Param, nnx.BatchStat)))
-    }
-    arrays = read_arrays(MODEL)
-    assert found == {
-        n[6:]
-        for n in arrays
-        if n.startswith("state.") and not n.endswith("num_batches_tracked")
-    }
 
 
 # Operations.
