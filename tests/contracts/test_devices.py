@@ -18,7 +18,7 @@ def test_failures_on_eight_devices_are_raised(tmp_path):
     module = tmp_path / "fails.py"
     module.write_text("def test_fails():\n    assert 1 == 2\n")
     with pytest.raises(AssertionError, match="assert 1 == 2"):
-        run_on_eight_devices("-p", "no:conftest", str(module))
+        run_on_eight_devices(str(module))
 
 
 def make_mesh():
