@@ -1,168 +1,114 @@
-"""Schedules of rates and intervals: the package's own, and those a config keeps."""
+"""Schedules of rates and of intervals, and the steps at which roots are refreshed."""
 
-import json
+import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jorge_optax import (
-    from_adamw,
-    from_scratch,
-    from_sgd,
-    growing_interval_schedule,
-    jorge,
-    thirds_decay_schedule,
-)
-from jorge_optax._schedules import StepDecay
+from jorge_optax import Whitening, jorge, tuning
+from tests.helpers.trees import QUICK, normal
 
 
-def test_schedule_is_exact_at_its_boundaries_and_in_its_warmup():
-    schedule = thirds_decay_schedule(0.4, 90, warmup_steps=5, warmup_from=0.1)
+def test_a_decay_in_thirds_is_exact_at_its_boundaries_and_in_its_warmup():
+    schedule = tuning.thirds_decay_schedule(0.4, 90, warmup_steps=5, warmup_from=0.1)
     expected = {0: 0.1, 1: 0.16, 4: 0.34, 5: 0.4, 29: 0.4, 30: 0.04, 59: 0.04}
     expected |= {60: 0.004, 89: 0.004, 10_000: 0.004}
-    for step, rate in expected.items():
-        chex.assert_trees_all_close(float(schedule(step)), rate, rtol=1e-6)
-    jitted = jax.jit(schedule)
-    for step in (0, 4, 5, 29, 30, 60):
-        chex.assert_trees_all_close(jitted(jnp.int32(step)), schedule(step))
+    steps, rates = jnp.asarray([*expected]), [*expected.values()]
+    for of_step in (schedule, jax.jit(schedule)):
+        np.testing.assert_allclose([of_step(n) for n in steps], rates, rtol=1e-6)
+    np.testing.assert_allclose(schedule(steps), rates, rtol=1e-6)
+    shortest = tuning.thirds_decay_schedule(0.1, 3, factor=0.5)
+    np.testing.assert_allclose(shortest(jnp.arange(3)), [0.1, 0.05, 0.025])
+    own = tuning.thirds_decay_schedule(0.1, 90, boundaries=(7,))
+    np.testing.assert_allclose(own(jnp.array([6, 7, 60])), [0.1, 0.01, 0.01])
 
 
 def test_schedule_does_what_join_schedules_does_not():
     """optax.join_schedules restarts the count: the decay would come 5 steps late."""
-    joined = optax.join_schedules(
-        [optax.linear_schedule(0.0, 0.1, 5), thirds_decay_schedule(0.1, 90)], [5]
-    )
-    ours = thirds_decay_schedule(0.1, 90, warmup_steps=5)
-    assert float(ours(30)) == pytest.approx(0.01)
+    thirds = tuning.thirds_decay_schedule
+    ramp = optax.linear_schedule(0.0, 0.1, 5)
+    joined = optax.join_schedules([ramp, thirds(0.1, 90)], [5])
+    assert float(thirds(0.1, 90, warmup_steps=5)(30)) == pytest.approx(0.01)
     assert float(joined(30)) == pytest.approx(0.1)
 
 
-def test_step_decay_rejects_nonsense():
-    with pytest.raises(ValueError, match=r"warmup_steps must lie in \[0, 30\]"):
-        thirds_decay_schedule(0.1, 90, warmup_steps=31)
-    for total in (0, 2, 90.5):
-        message = f"total_steps must be an integer of at least 3.*got {total}"
-        with pytest.raises(ValueError, match=message):
-            thirds_decay_schedule(0.1, total)
-    with pytest.raises(TypeError, match="peak_value must be a number, got a function"):
-        thirds_decay_schedule(optax.constant_schedule(0.1), 90)
-    shortest = thirds_decay_schedule(0.1, 3)
-    assert isinstance(shortest, StepDecay)
-    assert shortest.boundaries == (1, 2)
-
-
-def refresh_steps(interval, steps):
-    return [step for step in range(steps) if step % int(interval(step)) == 0]
+def steps_of(interval, steps):
+    return [n for n in range(steps) if n % int(interval(n)) == 0]
 
 
 @pytest.mark.parametrize(("last", "first", "refreshes"), [(50, 1, 10), (64, 4, 3)])
 def test_growing_interval_refreshes_often_early_and_rarely_later(
     last, first, refreshes
 ):
-    interval = growing_interval_schedule(last, first=first, refreshes=refreshes)
-    steps = refresh_steps(interval, 3000)
+    schedule = tuning.growing_interval_schedule
+    interval = schedule(last, first=first, refreshes=refreshes)
+    intervals = np.asarray(interval(jnp.arange(3000)))
+    steps = np.flatnonzero(np.arange(3000) % intervals == 0)
     gaps = np.diff(steps)
-    assert gaps[0] == first
-    assert gaps[-1] == last
-    assert np.all(gaps >= first)
-    assert np.all(gaps <= last)
+    assert gaps[0] == first == gaps.min()
+    assert gaps[-1] == last == gaps.max()
     # It never shrinks, but once where `last` is no multiple of the interval before.
     assert np.sum(np.diff(gaps) < 0) <= (last == 50)
     doublings = np.log2(last / first)
-    constant = 3000 / last
-    assert len(steps) < constant + (refreshes + 2) * (doublings + 2)
+    assert len(steps) < 3000 / last + (refreshes + 2) * (doublings + 2)
 
 
-def test_growing_interval_drives_the_optimizer():
-    optimizer = jorge(0.1, update_interval=growing_interval_schedule(4, refreshes=2))
-    state = optimizer.init(jnp.zeros((4, 3)))
-    update = jax.jit(optimizer.update)
-    refreshed = []
-    for step in range(16):
-        before = optax.tree.get(state, "roots")
-        _, state = update(jax.random.normal(jax.random.key(step), (4, 3)), state)
-        after = optax.tree.get(state, "roots")
-        if (before["4x3"].left != after["4x3"].left).any():
-            refreshed.append(step)
-    assert refreshed == refresh_steps(growing_interval_schedule(4, refreshes=2), 16)
-
-
-def test_growing_interval_rejects_nonsense():
-    with pytest.raises(ValueError, match="1 <= first <= last"):
-        growing_interval_schedule(4, first=8)
-    with pytest.raises(ValueError, match="refreshes must be an integer of at least 1"):
-        growing_interval_schedule(4, refreshes=0)
-
-
-# The user's own schedule.
-
-DERIVATIONS = {
-    "sgd": lambda rate, **options: from_sgd(rate, 0.9, 1e-4, **options),
-    "adamw": from_adamw,
+GROWING = tuning.growing_interval_schedule(4, refreshes=2)
+LATE = [*range(16)][::4]
+INTERVALS = {
+    "a number": (4, {}, LATE),
+    "an array": (jnp.float32(4), {}, LATE),
+    "a schedule": (GROWING, {}, steps_of(GROWING, 16)),
+    "of floats": (lambda count: 4.0 + 0.1 * jnp.sin(count), {}, LATE),
+    "early ones": (4, {"rule": Whitening(early_refreshes=6)}, [*range(6), 8, 12]),
+    "one": (1, {}, [*range(16)]),
+    "longer than the run": (100, {}, [0]),
 }
 
 
-@pytest.mark.parametrize("derive", DERIVATIONS.values(), ids=DERIVATIONS.keys())
-def test_a_schedule_is_kept_and_printed_by_its_values(derive):
-    schedule = optax.cosine_decay_schedule(0.1, 1000)
-    config = derive(schedule)
-    assert config.learning_rate is schedule
-    assert config.kwargs()["learning_rate"] is schedule
-    text = "a schedule: 0.1 at step 0, 0.09755 at 100, 0 at 1000"
-    assert f"learning_rate    {text}\n" in str(config)
-    assert json.loads(json.dumps(config.to_dict()))["learning_rate"] == text
-    other = derive(optax.cosine_decay_schedule(0.1, 2000))
-    assert text not in str(other)
+@functools.cache
+def refresher(schedule, rule):
+    """Runs 16 steps; the interval is traced, unless it is a schedule."""
+
+    def run(gradients, interval):
+        options = {} if rule is None else {"rule": rule}
+        optimizer = jorge(0.1, update_interval=schedule or interval, **options)
+
+        def step(state, gradient):
+            before = optax.tree.get(state, "roots")
+            state = optimizer.update(gradient, state)[1]
+            pairs = zip(
+                jax.tree.leaves(before),
+                jax.tree.leaves(optax.tree.get(state, "roots")),
+                strict=True,
+            )
+            return state, jnp.any(jnp.stack([jnp.any(a != b) for a, b in pairs]))
+
+        return jax.lax.scan(step, optimizer.init(gradients[0]), gradients)[1]
+
+    return jax.jit(run, compiler_options=QUICK)
 
 
-@pytest.mark.parametrize("derive", DERIVATIONS.values(), ids=DERIVATIONS.keys())
-def test_a_kept_schedule_gives_the_steps_of_jorge_called_with_it(derive):
-    schedule = optax.linear_schedule(0.1, 0.0, 4)
-    config = derive(schedule)
-    by_hand = jorge(
-        schedule,
-        0.9,
-        config.weight_decay,
-        rule=config.rule,
-        grafting=config.grafting,
-    )
-    thirds = config.replace(learning_rate=thirds_decay_schedule(0.1, 4)).optimizer()
-    params = {"w": jnp.ones((3, 2))}
-    grads = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)))}
-
-    def last_update(tx):
-        state = tx.init(params)
-        for _ in range(3):
-            updates, state = tx.update(grads, state, params)
-        return updates
-
-    ours = last_update(config.optimizer())
-    chex.assert_trees_all_equal(ours, last_update(by_hand))
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_close(ours, last_update(thirds))
+@pytest.mark.parametrize("name", INTERVALS)
+def test_roots_are_refreshed_at_these_steps_and_at_no_other(name):
+    interval, options, expected = INTERVALS[name]
+    schedule = interval if callable(interval) else None
+    number = jnp.float32(0 if schedule else interval)
+    run = refresher(schedule, options.get("rule"))
+    refreshed = run(normal(0, (16, 4, 3)), number)
+    assert np.flatnonzero(refreshed).tolist() == expected
 
 
-def test_a_replaced_rate_is_what_runs_and_what_is_printed():
-    config = from_sgd(0.1, 0.9, 1e-4, total_steps=90)
-    assert "0.1, times 0.1 at steps 30, 60" in str(config)
-    schedule = optax.cosine_decay_schedule(0.1, 90)
-    kept = config.replace(learning_rate=schedule)
-    assert kept == from_sgd(schedule, 0.9, 1e-4)
-    assert "times 0.1" not in str(kept)
-    assert "learning_rate    0.2\n" in str(config.replace(learning_rate=0.2))
-    growing = config.replace(update_interval=growing_interval_schedule(50))
-    assert "update_interval  a schedule: 1 at step 0, 8 at 100, " in str(growing)
-
-
-def test_from_scratch_prints_its_schedule():
-    text = "cosine from 0.0425 to 0 at step 200"
-    assert f"learning_rate    {text}\n" in str(from_scratch(200))
-    warm = from_scratch(200, warmup_steps=20)
-    assert f"learning_rate    {text}, warm-up of 20 steps\n" in str(warm)
-    expected = optax.warmup_cosine_decay_schedule(0.0, 0.0425, 20, 200)
-    for step in (0, 7, 20, 100, 200):
-        assert warm.learning_rate(step) == expected(step)
+def test_a_number_that_is_not_traced_refreshes_alike():
+    gradients = normal(0, (3, 4, 3))
+    optimizer = jorge(0.1, update_interval=2)
+    update, state, changed = jax.jit(optimizer.update), optimizer.init(gradients[0]), []
+    for gradient in gradients:
+        before = optax.tree.get(state, "roots")
+        _, state = update(gradient, state)
+        after = optax.tree.get(state, "roots")
+        changed.append(bool((before.left["4x3"].unit != after.left["4x3"].unit).any()))
+    assert changed == [True, False, True]

@@ -1,159 +1,118 @@
-"""The choice of the interval, on given times and on real steps."""
+"""The choice of the update interval, on a clock of the test's own and on real steps."""
 
-import io
-import json
-import time
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jorge_optax import Tiling, Whitening, jorge, tuning
-from jorge_optax.tuning import _Bar, _choose, choose_update_interval
+from jorge_optax import Whitening, tuning
 
 
-def times(sgd, plain, refresh, noise=0.0, rounds=50, seed=0):
-    rng = np.random.default_rng(seed)
-    medians = np.array([sgd, plain, refresh])
-    return medians * (1 + noise * rng.exponential(size=(rounds, 3)))
+class Clock:
+    """A clock that only the steps that it makes move forward."""
 
+    def __init__(self, monkeypatch, sgd, plain, refresh, noise=0.0, outliers=0):
+        self.now, self.calls, self.optimizers = 0.0, [], []
+        self.seconds = {"sgd": sgd, "plain": plain, "refresh": refresh}
+        self.noise, self.outliers = noise, outliers
+        self.rng = np.random.default_rng(0)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
-@pytest.mark.parametrize(
-    ("sgd", "plain", "refresh", "expected"),
-    [
-        (1.0, 1.0, 1.05, 1),  # every step is within 10% already
-        (1.0, 1.0, 2.0, 10),  # 1 + 1/k <= 1.1
-        (1.0, 1.02, 5.0, 50),  # 1.02 + 3.98/k <= 1.1
-        (1.0, 1.05, 1.05, 1),
-        (1.0, 0.99, 0.98, 1),
-    ],
-)
-def test_smallest_interval_within_the_tolerance(sgd, plain, refresh, expected):
-    choice = _choose(times(sgd, plain, refresh), 0.1)
-    assert choice.interval == choice.low == choice.high == expected
-    average = plain + max(refresh - plain, 0) / expected
-    assert average <= 1.1 * sgd + 1e-9
-    if expected > 1:
-        assert plain + (refresh - plain) / (expected - 1) > 1.1 * sgd
-    assert f"Refresh every {expected} steps" in choice.sentence
-    assert "<-" in str(choice)
-
-
-def test_noise_widens_the_confidence_interval_and_keeps_the_answer_near():
-    quiet = _choose(times(1.0, 1.0, 2.0, noise=0.001), 0.1)
-    noisy = _choose(times(1.0, 1.0, 2.0, noise=0.05), 0.1)
-    assert quiet.high - quiet.low <= noisy.high - noisy.low
-    assert noisy.low <= 10 <= noisy.high
-    assert 5 <= noisy.interval <= 20
-
-
-def test_outliers_do_not_matter():
-    measured = times(1.0, 1.0, 2.0)
-    measured[::7, 1] *= 30
-    assert _choose(measured, 0.1).interval == 10
-
-
-def test_no_interval_suffices_and_it_says_what_would_help():
-    choice = _choose(times(1.0, 1.3, 2.0), 0.1)
-    assert not choice.within_tolerance
-    assert choice.interval == 7  # 0.7 / 7 = 0.1 of SGD's time
-    assert "Refresh every 7 steps" in choice.sentence
-    assert "every 7" in str(choice)
-    assert choice.high is None
-    for help_ in ("max_dim", "precision", "1.30", "larger batch"):
-        assert help_ in choice.sentence
-    wider = _choose(times(1.0, 1.3, 2.0), 0.5)
-    assert wider.interval == 4
-    assert wider.within_tolerance
-    assert json.dumps(choice.to_dict())
-
-
-def loss(params, x):
-    return jnp.mean((x @ params["w"]) ** 2)
-
-
-def test_measures_a_loss_within_its_time_and_shows_a_bar(capsys):
-    params = {"w": jnp.ones((64, 32))}
-    start = time.perf_counter()
-    choice = choose_update_interval(
-        loss, params, jnp.ones((256, 64)), max_seconds=4, tiling=Tiling(16)
-    )
-    assert time.perf_counter() - start < 60
-    assert choice.rounds >= 3
-    assert 0 < choice.sgd_seconds < 1
-    assert choice.refresh_seconds > 0
-    error = capsys.readouterr().err
-    assert error.startswith("choosing the interval, in about 4 s ... ")
-    assert error.endswith(f"{choice.rounds} rounds in {error.split()[-2]} s\n")
-    assert error.count("\n") == 1
-
-
-def test_a_terminal_gets_a_bar(monkeypatch):
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stderr", terminal)
-    bar = _Bar(60.0)
-    bar.show(30.0)
-    bar.close(60.0, 9)
-    assert terminal.getvalue() == (
-        "\rchoosing the interval [###############               ]   30 s\n"
-    )
-
-
-def test_measures_the_users_own_step_in_turn(capsys):
-    """SGD, refresh, SGD, plain; with the cost of each put in by the test."""
-    calls = []
-
-    def make_step(optimizer):
-        state = optimizer.init({"w": jnp.ones((4, 3))})
-        is_jorge = len(jax.tree.leaves(state)) > 1
+    def make_step(self, optimizer):
+        self.optimizers.append(optimizer)
+        is_jorge = len(self.optimizers) == 2
 
         def step(carry):
-            count = carry + 1
-            refreshes = is_jorge and carry % 2 == 0
-            calls.append("refresh" if refreshes else "plain" if is_jorge else "sgd")
-            time.sleep(0.02 if refreshes else 0.01)
-            return count
+            kind = ("refresh", "plain")[carry % 2] if is_jorge else "sgd"
+            self.calls.append(kind)
+            seconds = self.seconds[kind] * (1 + self.noise * self.rng.exponential())
+            if self.outliers and len(self.calls) % self.outliers == 0:
+                seconds *= 30
+            self.now += seconds
+            return carry + 1
 
         return step, 0
 
-    choice = choose_update_interval(make_step=make_step, max_seconds=1, progress=False)
-    assert calls[:4] == ["sgd", "refresh", "sgd", "plain"]
-    assert choice.refresh_seconds / choice.sgd_seconds == pytest.approx(2, rel=0.2)
-    assert choice.interval >= 4
-    assert capsys.readouterr().err == ""
+    def choose(self, **options):
+        options = {"make_step": self.make_step, "max_seconds": 200.0, **options}
+        return tuning.choose_update_interval(**options)
 
 
-def test_a_real_choice_trains():
-    params = {"w": jnp.ones((16, 8))}
-    choice = choose_update_interval(
-        loss, params, jnp.ones((8, 16)), max_seconds=1, progress=False, tolerance=50
+@pytest.mark.parametrize(
+    ("times", "tolerance", "expected"),
+    [
+        ((1.0, 1.0, 1.05), 0.1, 1),  # every step is within 10% already
+        ((1.0, 1.0, 2.0), 0.1, 10),  # 1 + 1/k <= 1.1
+        ((1.0, 1.02, 5.0), 0.1, 50),  # 1.02 + 3.98/k <= 1.1
+        ((1.0, 1.05, 1.05), 0.1, 1),
+        ((1.0, 0.99, 0.98), 0.1, 1),
+        ((1.0, 1.3, 2.0), 0.5, 4),
+    ],
+)
+def test_smallest_interval_within_the_tolerance(
+    monkeypatch, times, tolerance, expected
+):
+    clock = Clock(monkeypatch, *times)
+    choice = clock.choose(tolerance=tolerance)
+    assert clock.calls[:5] == ["sgd", "refresh", "sgd", "plain", "sgd"]
+    assert choice.within_tolerance
+    assert choice.interval == choice.low == choice.high == expected
+    assert choice.rounds == len(clock.calls) // 4 - 1  # the first round compiles
+    found = choice.sgd_seconds, choice.plain_seconds, choice.refresh_seconds
+    assert found == pytest.approx(times)
+    assert choice.seconds(expected) <= (1 + tolerance) * times[0] + 1e-9
+    assert expected == 1 or choice.seconds(expected - 1) > (1 + tolerance) * times[0]
+    assert f"at an interval of {expected}." in str(choice)
+    assert f"From {choice.rounds} rounds, 95% of resamplings say {expected}" in str(
+        choice
     )
+
+
+def test_noise_widens_the_confidence_interval_and_outliers_do_not_matter(monkeypatch):
+    quiet, noisy, outliers = (
+        Clock(monkeypatch, 1.0, 1.0, 2.0, **options).choose(max_seconds=400)
+        for options in ({"noise": 0.001}, {"noise": 0.05}, {"outliers": 9})
+    )
+    assert quiet.high - quiet.low <= noisy.high - noisy.low
+    assert noisy.low <= 10 <= noisy.high
+    assert 5 <= noisy.interval <= 20
+    assert outliers.interval == 10
+
+
+def test_no_interval_suffices_and_it_says_what_would_help(monkeypatch):
+    choice = Clock(monkeypatch, 1.0, 1.3, 2.0).choose()
+    assert not choice.within_tolerance
+    assert choice.interval == 7  # 0.7 / 7 = 0.1 of SGD's time
+    assert choice.high == math.inf
+    for words in ("interval of 7", "1.300", "max_dim", "precision", "larger batch"):
+        assert words in str(choice)
+
+
+def test_options_reach_the_optimizer_and_early_refreshes_are_over(monkeypatch):
+    """They would be taken for plain steps."""
+    clock = Clock(monkeypatch, 1.0, 1.0, 2.0)
+    clock.choose(rule=Whitening(beta2=0.8), momentum=0.5, max_seconds=0)
+    sgd, ours = (tx.init({"w": jnp.ones((4, 3))}) for tx in clock.optimizers)
+    counts = [count for _, count in optax.tree.get_all_with_path(ours, "count")]
+    assert len(counts) == 1
+    assert counts[0] >= Whitening().early_refreshes
+    assert counts[0] % 2 == 0
+    assert jax.tree.structure(sgd) == jax.tree.structure(
+        optax.sgd(0.1, 0.5).init({"w": 1})
+    )
+    assert len(clock.calls) == 4 * 4  # three rounds, and one that compiles
+
+
+def test_a_loss_is_measured():
+    def loss(params, x):
+        return jnp.mean((x @ params["w"]) ** 2)
+
+    arguments = loss, {"w": jnp.ones((16, 8))}, jnp.ones((8, 16))
+    choice = tuning.choose_update_interval(*arguments, max_seconds=0, tolerance=50)
     assert choice.interval == 1
-    assert isinstance(choice.table()[0], tuple)
-
-
-def test_wrong_input():
-    with pytest.raises(ValueError, match="Pass either loss, params and batch"):
-        choose_update_interval()
-    with pytest.raises(ValueError, match="tolerance must be positive"):
-        choose_update_interval(loss, {"w": jnp.ones((2, 2))}, tolerance=0)
-
-
-def test_early_refreshes_are_not_taken_for_plain_steps(monkeypatch):
-    rules = []
-
-    def recorded(*args, rule, **options):
-        rules.append(rule)
-        return jorge(*args, rule=rule, **options)
-
-    monkeypatch.setattr(tuning, "jorge", recorded)
-    tuning.choose_update_interval(
-        lambda params: jnp.sum(params["w"] ** 2),
-        {"w": jnp.ones((4, 4))},
-        rule=Whitening(beta2=0.8),
-        max_seconds=0,
-        progress=False,
-    )
-    assert rules == [Whitening(beta2=0.8, early_refreshes=0)]
+    assert choice.rounds >= 3
+    assert 0 < choice.sgd_seconds < 1
+    assert choice.refresh_seconds > 0
