@@ -5,7 +5,7 @@ eigendecomposition. Tiles, momenta, grafting and devices are those of Jorge.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class Shampoo(Rule):
     damping: float = 0.0
     ridge: float = 1e-6
     eps: float = 1e-6
-    momentum: ClassVar[Literal["paper", "nesterov"]] = "paper"
+    momentum: ClassVar[str] = "paper"
 
     def init(self, real, dtype):
         """Returns a statistic of zero, and the first root."""
@@ -73,9 +73,9 @@ class Shampoo(Rule):
         statistic = self.beta2 * root.statistic + (1 - self.beta2) * seen
         return Root(statistic, inverse_fourth_root(statistic, real, self.ridge))
 
-    def precondition(self, left, right, matrix, size):
+    def precondition(self, left, right, matrix):
         """Returns ``L^(-1/4) G R^(-1/4)``."""
-        return jnp.minimum(size, LARGEST) * (left.power @ matrix @ right.power)
+        return left.power @ matrix @ right.power
 
     def matrix(self, root):
         """Returns the root, for diagnostics."""

@@ -84,19 +84,11 @@ def test_a_copy_runs_elsewhere(tmp_path):
     copied = copy("classification", tmp_path)
     library = tmp_path / "library"  # the package alone, as if installed
     library.mkdir()
+    flags = "--optimizer sgd --seeds 0 --steps 3"
     package = pathlib.Path(jorge_optax.__file__).parent
     (library / "jorge_optax").symlink_to(package, target_is_directory=True)
     process = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "examples.classification.main",
-                "--optimizer",
-                "sgd",
-            ),
-            *("--seeds", "0", "--steps", "3"),
-        ],
+        [sys.executable, "-m", "examples.classification.main", *flags.split()],
         cwd=copied,
         env={**os.environ, "PYTHONPATH": str(library), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
