@@ -2,7 +2,6 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,121 +9,108 @@ import pytest
 
 from jorge_optax import (
     BinomialSeries,
-    Preconditioner,
-    Sides,
+    MatrixView,
+    Numerics,
+    Tiling,
     Whitening,
-    _guards,
-    _steps,
     diagnostics,
-    jorge,
+    scale_by_jorge,
 )
-from jorge_optax._grafting import rescale_stacks
-from jorge_optax._sides import apply_roots
+from jorge_optax._paper import Seen
 from tests.helpers.oracle_cases import CASES, gradients
-from tests.helpers.trees import differs, tree
 
-OPTIONS = {"damping": 0.0, "precision": "highest"}
-matmul = functools.partial(jnp.matmul, precision="highest")
+SERIES = BinomialSeries()
 
 
-def refreshed_root(root, gradient):
-    """The left root of one tile after a refresh by the paper's rule."""
-    right = jnp.eye(gradient.shape[1], dtype=root.dtype)
-    kept = Preconditioner({"": Sides(root[None], right[None])}, ())
-    new = BinomialSeries().refresh(kept, {"": gradient[None]}, None, **OPTIONS)
-    return new.roots[""].left[0]
+class Plain(BinomialSeries):
+    """Lines 5 to 8 and 11 of Algorithm 2, without guards."""
+
+    def refresh(self, root, seen, real, rounding):
+        square = root.unit @ root.unit
+        x = square @ (square @ seen.gram)
+        norm = jnp.sqrt(jnp.sum(jnp.square(x)))
+        x = x / norm
+        unit = root.unit - root.unit @ (x / 4 - 5 / 32 * (x @ x))
+        norm = (jnp.exp(2 * root.log_scale) * seen.size) ** 2 * norm
+        log_scale = root.log_scale - jnp.log(norm / (norm + 1)) / 4
+        largest = jnp.max(jnp.abs(unit))
+        return root._replace(
+            unit=unit / largest, log_scale=log_scale + jnp.log(largest)
+        )
+
+    def precondition(self, left, right, matrix):
+        scale = jnp.exp(left.log_scale + right.log_scale)
+        return scale * (left.unit @ matrix @ right.unit)
 
 
-@pytest.fixture
-def unguarded(monkeypatch):
-    """Takes both guards out; what is traced meanwhile stays without."""
-    turn_off(monkeypatch)
+# --- long streams: gradients of low rank, and a little noise -------------------------
 
-
-def turn_off(monkeypatch):
-    monkeypatch.setattr(_guards, "keep_descent", lambda roots, matrix, made: made)
-    monkeypatch.setattr(_guards, "is_lost", lambda product, *_: product != product)
-    plain = functools.partial(rescale_stacks, else_lengths=False)
-    monkeypatch.setattr(_steps, "rescale_stacks", lambda *args, **_: plain(*args))
-
-
-# --- the streams of the issue: gradients of low rank, and a little noise ------------
-
-TILES, SHAPE, RANK = 12, (8, 6), 2
 CHUNKS, CHUNK = 200, 50
+# Number of tiles, their shape, the rank; noise of 0.001.
+STREAMS = {"12 tiles of rank 2": ((12, 8, 6), 2), "rank 3": ((1, 24, 16), 3)}
 
 
-def low_rank(t):
-    """Gradients ``[n, R, C]`` of rank 2 in fixed subspaces, and noise of 0.001."""
+def low_rank(stream, t):
+    """Gradients ``[n, R, C]`` in fixed subspaces, and noise."""
+    (n, rows, columns), rank = STREAMS[stream]
     rng = np.random.default_rng(0)
-    left = jnp.asarray(rng.normal(size=(TILES, SHAPE[0], RANK)), jnp.float32)
-    right = jnp.asarray(rng.normal(size=(TILES, RANK, SHAPE[1])), jnp.float32)
+    left = jnp.asarray(rng.normal(size=(n, rows, rank)), jnp.float32)
+    right = jnp.asarray(rng.normal(size=(n, rank, columns)), jnp.float32)
     core, noise = jax.random.split(jax.random.fold_in(jax.random.key(0), t))
-    core = jax.random.normal(core, (TILES, RANK, RANK), jnp.float32)
-    noise = jax.random.normal(noise, (TILES, *SHAPE), jnp.float32)
+    core = jax.random.normal(core, (n, rank, rank), jnp.float32)
+    noise = jax.random.normal(noise, (n, rows, columns), jnp.float32)
+    matmul = functools.partial(jnp.matmul, precision="highest")
     return matmul(matmul(left, core), right) + 1e-3 * noise
 
 
-def cosine(direction, gradient):
-    def norm(x):
-        return jnp.sqrt(jnp.sum(jnp.square(x), (1, 2)))
-
-    product = jnp.sum(direction * gradient, (1, 2))
-    return product / norm(direction) / norm(gradient)
+def cosine(x, y):
+    norms = [jnp.sqrt(jnp.sum(jnp.square(own), (1, 2))) for own in (x, y)]
+    return jnp.sum(x * y, (1, 2)) / (norms[0] * norms[1])
 
 
-def endure(rule, dtype, chunks=CHUNKS):
-    """Cosines ``[steps, n]``, and after each chunk whether each tile was at risk."""
-    stack = {"8x6": jax.ShapeDtypeStruct((TILES, *SHAPE), jnp.float32)}
-    params = {"w": jnp.zeros((TILES, *SHAPE))}
-    start = jorge(0.1, rule=rule, root_dtype=dtype).init(params["w"][0])
+@functools.cache
+def endure(rule, dtype, stream, chunks=CHUNKS):
+    """Returns cosines ``[steps, n]``, after each chunk ``at_risk``, and the roots."""
+    tiling = Tiling(view=lambda path, shape: MatrixView((1,), (2,)))
+    optimizer = scale_by_jorge(
+        rule=rule, update_interval=1, numerics=Numerics(dtype), tiling=tiling
+    )
+    params = {"w": jnp.zeros(STREAMS[stream][0])}
 
-    def refresh(kept, t):
-        gradient = low_rank(t)
-        kept = rule.refresh(kept, {"8x6": gradient}, None, **OPTIONS)
-        made = rule.precondition(kept, {"8x6": gradient}, precision="highest")
-        return kept, cosine(made["8x6"], gradient)
+    def step(state, t):
+        gradient = low_rank(stream, t)
+        direction, state = optimizer.update({"w": gradient}, state)
+        return state, cosine(direction["w"], gradient)
 
-    def at_risk(kept):
-        def of_tile(roots):
-            roots = {"8x6": jax.tree.map(lambda x: x[None], roots)}
-            state = start[0].tiles._replace(roots=roots)
-            report = diagnostics(state, params["w"][0])
-            return report["/left/at_risk"][0] | report["/right/at_risk"][0]
+    def chunk(state, first):
+        state, cosines = jax.lax.scan(step, state, first + jnp.arange(CHUNK))
+        report = diagnostics(state, params, None, optimizer)
+        return state, (cosines, report["w/left/at_risk"] | report["w/right/at_risk"])
 
-        return jax.vmap(of_tile)(kept.roots["8x6"])
-
-    def chunk(kept, first):
-        kept, cosines = jax.lax.scan(refresh, kept, first + jnp.arange(CHUNK))
-        return kept, (cosines, at_risk(kept))
-
-    kept = rule.init(stack, eps=1e-6, dtype=jnp.dtype(dtype))
     starts = CHUNK * jnp.arange(chunks)
-    _, (cosines, risks) = jax.jit(lambda x: jax.lax.scan(chunk, x, starts))(kept)
-    return np.asarray(cosines).reshape(-1, TILES), np.asarray(risks)
+    run = jax.jit(lambda state: jax.lax.scan(chunk, state, starts))
+    state, (cosines, risks) = run(optimizer.init(params))
+    roots = [np.float64(root.unit) for own in state.roots for root in own.values()]
+    return np.asarray(cosines).reshape(chunks * CHUNK, -1), np.asarray(risks), roots
 
 
-@pytest.fixture(scope="module")
-def failing():
-    """The paper's rule in bfloat16 without guards."""
-    with pytest.MonkeyPatch.context() as patch:
-        turn_off(patch)
-        return endure(BinomialSeries(), "bfloat16")
-
-
-# Whitening takes its roots from statistics in float32: no errors accumulate.
-@pytest.mark.parametrize(
-    ("rule", "chunks"), [(BinomialSeries(), CHUNKS), (Whitening(), 20)]
-)
-def test_no_gradient_of_a_long_stream_is_turned_in_bfloat16(rule, chunks, failing):
-    cosines, _ = endure(rule, "bfloat16", chunks)
+# Whitening bounds its rounding errors: they do not accumulate.
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rule", [SERIES, Whitening()])
+def test_no_gradient_of_a_long_stream_is_turned(rule, dtype, stream):
+    long = rule == SERIES and dtype == "bfloat16"
+    cosines, _, roots = endure(rule, dtype, stream, CHUNKS if long else 20)
     assert np.all(cosines > 0)
-    # Without the guards some are; float32 would take far longer to fail.
-    assert np.any(failing[0] < 0)
+    if isinstance(rule, Whitening):
+        for root in roots:
+            values = np.linalg.eigvalsh(root)
+            assert np.all(values[:, 0] > 2.0**-25 * np.linalg.norm(values, axis=1))
 
 
-def test_diagnostics_warn_before_the_first_ascent(failing):
-    cosines, risks = failing
+def test_without_guards_diagnostics_warn_before_the_first_ascent():
+    """The negative control, in bfloat16; float32 would take far longer to fail."""
+    cosines, risks, _ = endure(Plain(), "bfloat16", "12 tiles of rank 2")
     turned = np.flatnonzero(np.any(cosines < 0, 0))
     assert turned.size
     for tile in turned:
@@ -136,99 +122,101 @@ def test_diagnostics_warn_before_the_first_ascent(failing):
     assert not risks[:10].any()
 
 
-# --- the guards are inactive wherever the plain formula works -----------------------
-
-MATRICES = [c for c, (shape, *_) in CASES.items() if len(shape) > 1 and shape[-1] > 1]
+# --- the guards are inactive wherever the plain formula works ------------------------
 
 
-@pytest.mark.parametrize("case", MATRICES)
-def test_precondition_changes_no_bit_in_the_oracle_cases(case):
-    shape = CASES[case][0]
-    rule = BinomialSeries()
-    stack = (1, int(np.prod(shape[:-1])), shape[-1])
-    struct = jax.ShapeDtypeStruct(stack, jnp.float32)
-    kept = rule.init({"": struct}, eps=1e-6, dtype=jnp.dtype("float32"))
-    refresh = jax.jit(functools.partial(rule.refresh, momenta=None, **OPTIONS))
-    for gradient in gradients(shape, 0, np.float32):
-        tile = {"": jnp.asarray(gradient.reshape(stack))}
-        kept = refresh(kept, tile)
-        guarded = rule.precondition(kept, tile, precision="highest")
-        plain = apply_roots(kept.roots, tile, "highest")
-        chex.assert_trees_all_equal(guarded, plain)
-    differs(chex.assert_trees_all_equal, guarded, {"": plain[""] * (1 + 2.0**-22)})
+@functools.partial(jax.jit, static_argnums=0)
+def steps_of(rule, grads):
+    """Refreshes one tile at each step; returns all directions, and the last roots."""
+
+    def step(roots, gradient):
+        size = jnp.max(jnp.abs(gradient))
+        seen = rule.observe(*roots, gradient / size, size)
+        roots = [
+            rule.refresh(root, own, jnp.ones(len(root.unit)), rounding)
+            for root, own in zip(roots, seen, strict=True)
+        ]
+        return roots, rule.precondition(*roots, gradient)
+
+    rounding = Numerics("float64").rounding()
+    roots = [rule.init(jnp.ones(m), rounding.dtype) for m in grads.shape[1:]]
+    roots, directions = jax.lax.scan(step, roots, grads)
+    return [directions, *(rule.matrix(root) for root in roots)]
 
 
-def test_the_optimizer_computes_the_same_bits_without_guards(monkeypatch):
-    params = tree(0)
-    optimizer = jorge(0.1, update_interval=2)
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("case", ["square", "tall", "wide", "two by two", "tiles"])
+def test_guards_change_nothing_in_the_cases_of_the_oracle(case):
+    def errors(scale):
+        pairs = zip(found, expected, strict=True)
+        return [np.linalg.norm(x - scale * y) / np.linalg.norm(y) for x, y in pairs]
 
-    def steps():
-        # Op by op: in one program XLA may contract a product and a sum or not.
-        state, updates = optimizer.init(params), []
-        for t in range(4):
-            update, state = optimizer.update(tree(10 + t), state)
-            updates.append(update)
-        return updates, state
-
-    guarded = steps()
-    turn_off(monkeypatch)
-    chex.assert_trees_all_equal(guarded, steps())
-    differs(chex.assert_trees_all_equal, guarded[0][:-1], guarded[0][1:])
+    grads = np.stack([*gradients(CASES[case][0], 0)])
+    found, expected = steps_of(SERIES, grads), steps_of(Plain(), grads)
+    assert max(errors(1)) < 1e-11
+    assert min(errors(1 + 1e-10)) > 1e-11
 
 
-# --- what they do where it does not -------------------------------------------------
+# --- what they do where it does not --------------------------------------------------
 
 
-def test_an_ascending_direction_becomes_the_gradient_at_the_scale_of_the_roots():
-    gradient = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)
-    eye = Sides(*(jnp.tile(jnp.eye(m), (3, 1, 1)) for m in (4, 2)))
-    roots = Sides(jnp.asarray([1.0, -4.0, 4.0])[:, None, None] * eye.left, eye.right)
-    kept = Preconditioner({"": roots}, ())
-    made = BinomialSeries().precondition(kept, {"": gradient}, precision="highest")
-    scales = jnp.asarray([1.0, 4.0, 4.0])[:, None, None]
-    chex.assert_trees_all_equal(made[""], scales * gradient)
-    plain = apply_roots(kept.roots, {"": gradient}, "highest")
-    differs(chex.assert_trees_all_equal, plain[""], scales * gradient)
+def root_of(matrix, dtype="float32"):
+    root = SERIES.init(jnp.ones(len(matrix)), jnp.dtype("float32"))
+    largest = jnp.max(jnp.abs(matrix))
+    unit = (matrix / largest).astype(dtype).astype(jnp.float32)
+    return root._replace(unit=unit, log_scale=jnp.log(largest))
+
+
+@pytest.mark.parametrize("scale", [1.0, -4.0, 4.0])
+def test_an_ascending_direction_becomes_the_gradient_at_the_scale_of_the_roots(scale):
+    gradient = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)), jnp.float32)
+    roots = root_of(scale * jnp.eye(4)), root_of(jnp.eye(2))
+    found = SERIES.precondition(*roots, gradient)
+    np.testing.assert_allclose(found, abs(scale) * gradient, rtol=1e-6)
+    plain = Plain().precondition(*roots, gradient)
+    np.testing.assert_allclose(plain, scale * gradient, rtol=1e-6)
+
+
+def refreshed(rule, matrix, gradient, dtype="float32"):
+    """Returns the left root after a refresh, as the optimizer makes it."""
+    size = jnp.max(jnp.abs(gradient))
+    unit = gradient / size
+    rounding = Numerics(dtype).rounding()
+    root, seen = root_of(matrix, dtype), Seen(unit @ unit.T, size)
+    return rule.matrix(rule.refresh(root, seen, jnp.ones(len(matrix)), rounding))
 
 
 @pytest.mark.parametrize("columns", [2, 6])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_root_that_has_lost_its_gradient_starts_anew(columns, dtype):
+def test_a_root_that_has_lost_its_gradient_starts_again(columns, dtype):
     rng = np.random.default_rng(1)
-    gradient = jnp.asarray(np.outer(rng.normal(size=6), rng.normal(size=columns)))
-    unit = gradient / jnp.linalg.norm(gradient)
-    across = jnp.eye(6) - jnp.outer(unit[:, 0], unit[:, 0]) / jnp.sum(unit[:, 0] ** 2)
-    along = jnp.eye(6) - across
+    gradient = np.outer(rng.normal(size=6), rng.normal(size=columns))
+    unit = gradient[:, 0] / np.linalg.norm(gradient[:, 0])
+    along = np.outer(unit, unit)
+    across = np.eye(6) - along
+    gradient = jnp.asarray(gradient, jnp.float32)
+    new = np.linalg.norm(gradient) ** -0.5 * np.eye(6)
 
-    def refreshed(share):
-        root = (across + share * along).astype(dtype)
-        return refreshed_root(root, gradient.astype(jnp.float32))
+    def restarts(rule, share):
+        root = jnp.asarray(across + share * along, jnp.float32)
+        found = refreshed(rule, root, gradient, dtype)
+        return np.allclose(found, new, rtol=2e-6, atol=0)
 
-    anew = jnp.linalg.norm(gradient.astype(jnp.float32)) ** -0.5 * jnp.eye(6)
-    anew = anew.astype(dtype)
-    restarted = functools.partial(chex.assert_trees_all_close, rtol=2e-6)
-    restarted(refreshed(-0.1), anew)
-    differs(restarted, refreshed(0.1), anew)
+    assert restarts(SERIES, -0.1)
+    assert not restarts(SERIES, 0.1)
     # What is below the rounding errors of the largest entries is lost in bfloat16.
-    if dtype == "bfloat16":
-        restarted(refreshed(2.0**-8), anew)
-    else:
-        differs(restarted, refreshed(2.0**-8), anew)
+    assert restarts(SERIES, 2.0**-8) == (dtype == "bfloat16")
+    assert not restarts(Plain(), -0.1)
 
 
-@pytest.mark.usefixtures("unguarded")
-def test_without_the_guard_a_lost_root_is_refreshed():
-    gradient = jnp.outer(jnp.eye(6)[0], jnp.ones(2))
-    root = jnp.eye(6).at[0, 0].set(-0.1)
-    assert refreshed_root(root, gradient)[0, 0] < 0
-
-
-def test_roots_whose_product_overflows_leave_zeros_zero():
+def test_roots_of_any_scale_leave_zeros_zero():
     """Found by optax's own suite, near the end of a run that had converged."""
-    large = jnp.full((1, 2, 2), 4e19, jnp.float32)
-    assert np.isinf(large[0, 0, 0] * large[0, 0, 0])
-    matrix = jnp.asarray([[[0.0, 6e-38], [0.0, 0.0]]], jnp.float32)
-    roots = Sides(large, large)
-    turned = _guards.keep_descent(roots, matrix, -matrix)
-    assert np.isfinite(turned).all()
-    assert (np.sign(turned) == np.sign(matrix)).all()
+    root = root_of(4e19 * jnp.ones((2, 2)))
+    matrix = jnp.asarray([[0.0, 1.0], [0.0, 0.0]])
+    for size in (6e-38, 1.0, 1e37):
+        for turned in (root, root._replace(unit=-root.unit)):
+            found = SERIES.precondition(root, turned, size * matrix)
+            assert np.isfinite(found).all()
+            assert np.sum(found * matrix) > 0
+            if turned is not root:
+                assert (np.sign(found) == np.sign(matrix)).all()

@@ -106,8 +106,8 @@ def test_any_sequence_of_scales_keeps_sgds_length(case):
 
 
 class Unguarded(BinomialSeries):
-    def precondition(self, left, right, matrix, size):
-        scale = jnp.exp(left.log_scale + right.log_scale) * size
+    def precondition(self, left, right, matrix):
+        scale = jnp.exp(left.log_scale + right.log_scale)
         return scale * (left.unit @ matrix @ right.unit)
 
 
