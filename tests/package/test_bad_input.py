@@ -9,14 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import MatrixView, Tiling, Whitening, jorge, lengths, scale_by_jorge
+from jorge_optax import Tiling, Whitening, jorge, lengths, scale_by_jorge
 from tests.helpers.errors import TRANSFORMATIONS, every_transformation, saying
 from tests.helpers.trees import arrays, close, differs, equal, one_update
 
 OUT = "optax.masked or optax.partition"
 FLOATING = ("floating-point parameters only", OUT, "nnx.state(model, nnx.Param)")
 NARROW = ("of 16 bits or more", "Keep the parameter in bfloat16 or float32", OUT)
-ARRAY = ("not an array", "pytrees of floating-point arrays. Make it an array", OUT)
+ARRAY = ("not an array", "of floating-point arrays. Make it an array", OUT)
 COMPLEX = ("roots are real", "optax.contrib.split_real_and_imaginary")
 TYPED = "The parameter 'layers/0/w' of shape (3, 2) has dtype "
 LEAVES = {
@@ -46,22 +46,6 @@ def test_leaves_that_cannot_be_trained(make, name):
         make().update(bad, state)
 
 
-def test_what_is_left_out_need_not_be_floating():
-    params = {**arrays(w=(3, 2), b=(2,)), "steps": jnp.ones((2, 2), jnp.int32)}
-    floating = {"w": True, "b": True, "steps": False}
-    labels = jax.tree.map(lambda keep: "jorge" if keep else "rest", floating)
-    inner = scale_by_jorge()
-    alone = one_update(inner, {key: params[key] for key in ("w", "b")})
-    for optimizer in (
-        optax.masked(inner, floating),
-        optax.partition({"jorge": inner, "rest": optax.set_to_zero()}, labels),
-    ):
-        updates = one_update(optimizer, params)
-        del updates["steps"]
-        close(updates, alone)
-        differs(close, updates, jax.tree.map(jnp.negative, alone))
-
-
 def test_the_wrapper_for_complex_leaves_does_help():
     parts = arrays(real=(3, 4), imaginary=(3, 4), b=(2,))
     whole = {"w": parts["real"] + 1j * parts["imaginary"], "b": parts["b"]}
@@ -88,25 +72,27 @@ SHAPES: dict[str, Any] = {"w": (6, 4), "v": (6, 4), "b": (2,)}
 UNFIT = "The gradients do not fit the optimizer's state"
 AGAIN = (
     "Pass gradients of the same tree and shapes as the parameters given to init",
-    "restore a state only under the Tiling and the rule it was made with",
+    "restore a state only under the Tiling, the rule and the grafting it was made with",
     "call init again",
 )
-STACKS = (UNFIT, "the state has", "the gradients need an array", "where the tiles of")
+STACKS = (UNFIT, "the state has", "at roots/", "the gradients need an array", "for ")
+MANY = {**SHAPES, **{f"m{i}": (3, 5) for i in range(9)}}
 # Shapes of the gradients, words of the message.
 GRADIENTS = {
     "one matrix less": ({"w": (6, 4), "b": (2,)}, *STACKS, "'w' of shape (6, 4)"),
     "one matrix more": ({**SHAPES, "u": (3, 5)}, *STACKS, "'u' of shape (3, 5)"),
+    "many more": (MANY, *STACKS, "'m2' of shape (3, 5). "),
     "a bias that is a matrix": ({**SHAPES, "b": (2, 2)}, "'b' of shape (2, 2)"),
     "another shape": ({**SHAPES, "w": (6, 5)}, *STACKS, "'w' of shape (6, 5)"),
     "no matrix": ({"b": (2,)}, UNFIT),
     "None": ({**SHAPES, "v": None}, UNFIT, "The gradients have None at 'v'"),
 }
 BIASES = {
-    "no bias": ({**SHAPES, "b": None}, UNFIT, "/b', the gradients have nothing"),
-    "none": ({"w": (6, 4), "v": (6, 4)}, UNFIT, "/b', the gradients have nothing"),
-    "other": ({**SHAPES, "b": (3,)}, UNFIT, "for 'b' of shape (3,) the state has an"),
+    "no bias": ({**SHAPES, "b": None}, UNFIT, "/b, the", "have None at 'b'"),
+    "none": ({"w": (6, 4), "v": (6, 4)}, UNFIT, "/b, the gradients need nothing"),
+    "other": ({**SHAPES, "b": (3,)}, UNFIT, "the state has an", "'b' of shape (3,)"),
     "that broadcasts": ({**SHAPES, "b": (1,)}, UNFIT, "'b' of shape (1,)"),
-    "more": ({**SHAPES, "c": (2,)}, UNFIT, "for 'c' of shape (2,) the state has noth"),
+    "more": ({**SHAPES, "c": (2,)}, UNFIT, "nothing at others", "'c' of shape (2,)"),
 }
 
 
@@ -130,15 +116,6 @@ def test_gradients_of_another_tree_do_not_fit(make, shapes, words):
     state = jax.eval_shape(optimizer.init, of_shapes(SHAPES))
     with pytest.raises(ValueError, match=saying(*words, *AGAIN)):
         jax.eval_shape(optimizer.update, of_shapes(shapes), state)
-
-
-def test_many_culprits_are_cut_short():
-    shapes = {f"w{i}": (4, 4) for i in range(9)}
-    optimizer = scale_by_jorge()
-    state = optimizer.init(arrays(**dict(list(shapes.items())[:8])))
-    with pytest.raises(ValueError, match="gradients do not fit") as caught:
-        optimizer.update(arrays(**shapes), state)
-    assert str(caught.value).count("of shape (4, 4)") == 3
 
 
 BESIDE_PARAMETERS = {
@@ -168,22 +145,20 @@ def test_a_gradient_has_the_shape_of_its_parameter(make, name):
     jax.eval_shape(make().update, params, state, params)
 
 
-OTHER_RULE = (
-    "The optimizer's state was made with another rule or grafting",
-    "Restore a state only with the rule and grafting it was made with",
-    "call init again",
+BOTH = "for 'v' of shape (6, 4), 'w' of shape (6, 4)"
+HAS, LACKS = (
+    "the state has an array of shape (2, 6, 4) at ",
+    "the state has nothing at ",
 )
-OF_TILES = (UNFIT, "the state has no tiles at")
-BOTH = "the tiles of 'v' of shape (6, 4), 'w' of shape (6, 4) lie"
 STATES = {
-    "paper's rule": ({}, {"rule": Whitening()}, *OTHER_RULE),
-    "whitening": ({"rule": Whitening()}, {}, *OTHER_RULE),
-    "Adam's length": ({"grafting": lengths.Adam()}, {}, *OTHER_RULE),
-    "SGD's length": ({}, {"grafting": lengths.Adam()}, *OTHER_RULE),
-    "no length": ({"grafting": None}, {}, *OTHER_RULE),
-    "2 x 2": ({}, {"tiling": Tiling(2)}, *OF_TILES, "['2x2']", BOTH, *AGAIN),
-    "3 x 2": ({}, {"tiling": Tiling(3)}, *OF_TILES, "['3x2']", BOTH, *AGAIN),
-    "3 x 4": ({}, {"tiling": Tiling(5)}, *OF_TILES, "['3x4']", BOTH, *AGAIN),
+    "paper's rule": ({}, {"rule": Whitening()}, HAS + "average/6x4", BOTH),
+    "whitening": ({"rule": Whitening()}, {}, LACKS + "average/6x4", BOTH),
+    "Adam's length": ({"grafting": lengths.Adam()}, {}, LACKS + "others/", "for 'b'"),
+    "SGD's length": ({}, {"grafting": lengths.Adam()}, LACKS + "length/6x4", BOTH),
+    "no length": ({"grafting": None}, {}, LACKS + "trace/6x4", BOTH),
+    "2 x 2": ({}, {"tiling": Tiling(2)}, LACKS + "roots/left/2x2", BOTH),
+    "3 x 2": ({}, {"tiling": Tiling(3)}, LACKS + "roots/left/3x2", BOTH),
+    "3 x 4": ({}, {"tiling": Tiling(5)}, LACKS + "roots/left/3x4", BOTH),
 }
 
 
@@ -193,9 +168,8 @@ def test_a_state_of_another_rule_length_or_tiling_is_called_that(name):
     params = of_shapes(SHAPES)
     state = jax.eval_shape(jorge(0.1, **before).init, params)
     optimizer = jorge(0.1, **after)
-    with pytest.raises(ValueError, match=saying(*words)) as caught:
+    with pytest.raises(ValueError, match=saying(UNFIT, *words, *AGAIN)):
         jax.eval_shape(optimizer.update, params, state, params)
-    assert ("Tiling" in str(caught.value)) == ("tiling" in after)
     own = jax.eval_shape(optimizer.init, params)
     jax.eval_shape(optimizer.update, params, own, params)
 
@@ -225,18 +199,6 @@ def test_the_state_of_another_optimizer_does_not_fit():
     for other in (optax.scale_by_adam(), optax.trace(0.9), optax.identity()):
         with pytest.raises(ValueError, match=saying(UNFIT, *AGAIN)):
             scale_by_jorge().update(params, other.init(params))
-
-
-def test_a_transposed_view_of_square_parameters_is_the_callers_to_keep():
-    """Shapes cannot tell it, and docs/shapes.md says so."""
-    params = arrays(w=(5, 5))
-    transposed = Tiling(view=lambda path, shape: MatrixView((1,), (0,)))
-    optimizer = jorge(0.1, update_interval=1)
-    other = jorge(0.1, update_interval=1, tiling=transposed)
-    _, state = optimizer.update(params, optimizer.init(params))
-    swapped, _ = other.update(params, state)
-    chex.assert_tree_all_finite(swapped)
-    differs(close, swapped, optimizer.update(params, state)[0])
 
 
 @pytest.mark.parametrize("grafting", ["sgd", lengths.Adam(), None])

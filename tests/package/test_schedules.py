@@ -26,15 +26,6 @@ def test_a_decay_in_thirds_is_exact_at_its_boundaries_and_in_its_warmup():
     np.testing.assert_allclose(own(jnp.array([6, 7, 60])), [0.1, 0.01, 0.01])
 
 
-def test_schedule_does_what_join_schedules_does_not():
-    """optax.join_schedules restarts the count: the decay would come 5 steps late."""
-    thirds = tuning.thirds_decay_schedule
-    ramp = optax.linear_schedule(0.0, 0.1, 5)
-    joined = optax.join_schedules([ramp, thirds(0.1, 90)], [5])
-    assert float(thirds(0.1, 90, warmup_steps=5)(30)) == pytest.approx(0.01)
-    assert float(joined(30)) == pytest.approx(0.1)
-
-
 def steps_of(interval, steps):
     return [n for n in range(steps) if n % int(interval(n)) == 0]
 
@@ -60,22 +51,22 @@ GROWING = tuning.growing_interval_schedule(4, refreshes=2)
 LATE = [*range(16)][::4]
 INTERVALS = {
     "a number": (4, {}, LATE),
-    "an array": (jnp.float32(4), {}, LATE),
+    "a traced number": (jnp.float32(4), {}, LATE),
     "a schedule": (GROWING, {}, steps_of(GROWING, 16)),
     "of floats": (lambda count: 4.0 + 0.1 * jnp.sin(count), {}, LATE),
     "early ones": (4, {"rule": Whitening(early_refreshes=6)}, [*range(6), 8, 12]),
-    "one": (1, {}, [*range(16)]),
-    "longer than the run": (100, {}, [0]),
+    "one": (jnp.int32(1), {}, [*range(16)]),
+    "longer than the run": (jnp.int32(100), {}, [0]),
 }
 
 
 @functools.cache
-def refresher(schedule, rule):
-    """Runs 16 steps; the interval is traced, unless it is a schedule."""
+def refresher(interval, rule):
+    """Runs 16 steps; the interval is traced, unless it is given here."""
 
-    def run(gradients, interval):
+    def run(gradients, traced):
         options = {} if rule is None else {"rule": rule}
-        optimizer = jorge(0.1, update_interval=schedule or interval, **options)
+        optimizer = jorge(0.1, update_interval=interval or traced, **options)
 
         def step(state, gradient):
             before = optax.tree.get(state, "roots")
@@ -95,20 +86,7 @@ def refresher(schedule, rule):
 @pytest.mark.parametrize("name", INTERVALS)
 def test_roots_are_refreshed_at_these_steps_and_at_no_other(name):
     interval, options, expected = INTERVALS[name]
-    schedule = interval if callable(interval) else None
-    number = jnp.float32(0 if schedule else interval)
-    run = refresher(schedule, options.get("rule"))
-    refreshed = run(normal(0, (16, 4, 3)), number)
+    gradients, traced = normal(0, (16, 4, 3)), isinstance(interval, jax.Array)
+    run = refresher(None if traced else interval, options.get("rule"))
+    refreshed = run(gradients, interval if traced else 0)
     assert np.flatnonzero(refreshed).tolist() == expected
-
-
-def test_a_number_that_is_not_traced_refreshes_alike():
-    gradients = normal(0, (3, 4, 3))
-    optimizer = jorge(0.1, update_interval=2)
-    update, state, changed = jax.jit(optimizer.update), optimizer.init(gradients[0]), []
-    for gradient in gradients:
-        before = optax.tree.get(state, "roots")
-        _, state = update(gradient, state)
-        after = optax.tree.get(state, "roots")
-        changed.append(bool((before.left["4x3"].unit != after.left["4x3"].unit).any()))
-    assert changed == [True, False, True]

@@ -52,8 +52,6 @@ def through_tiles(tree, tiling, places=False):
     return jax.jit(update, compiler_options=QUICK)(tree)
 
 
-EMBEDDING = (32000, 512)
-FIRST = MatrixView((0,), (1,))
 # Shape, view (None is the default), max_dim, and what it should give.
 TILES = (
     ((), None, 256, "-", "-"),
@@ -78,15 +76,7 @@ TILES = (
     ((512, 8, 64), MatrixView((0,), (2,)), 256, "8 of 512x64", "16 of 256x64"),
     ((12, 96, 40), MatrixView((-2,), (2,)), 256, "12 of 96x40", "12 of 96x40"),
     ((3, 12, 96, 2, 20), MatrixView((2,), (4, 3)), 50, "36 of 96x40", "72 of 48x40"),
-    (EMBEDDING, FIRST, 256, "32000x512", "250 of 256x256"),
 )
-
-
-@pytest.mark.parametrize(("shape", "view", "max_dim", "matrix", "tiles"), TILES)
-def test_describe_tells_matrix_and_tiles(shape, view, max_dim, matrix, tiles):
-    tiling = Tiling(max_dim, view=lambda *leaf: view) if view else Tiling(max_dim)
-    (row,) = describe(structs(w=shape), jorge(0.1, tiling=tiling)).leaves
-    assert (row.matrix, row.tiles) == (matrix, tiles)
 
 
 def places_by_hand(shape, view, height, width):
@@ -103,12 +93,11 @@ def places_by_hand(shape, view, height, width):
     return (i % height) * width + j % width
 
 
-@pytest.mark.parametrize(
-    ("shape", "view", "max_dim", "tiles"),
-    [(s, v, d, t) for s, v, d, _, t in TILES if math.prod(s) < 2**17],
-)
-def test_every_entry_is_put_in_its_place_and_back(shape, view, max_dim, tiles):
+@pytest.mark.parametrize(("shape", "view", "max_dim", "matrix", "tiles"), TILES)
+def test_every_entry_is_put_in_its_place_and_back(shape, view, max_dim, matrix, tiles):
     tiling = Tiling(max_dim, view=lambda *leaf: view) if view else Tiling(max_dim)
+    (row,) = describe(structs(w=shape), jorge(0.1, tiling=tiling)).leaves
+    assert (row.matrix, row.tiles) == (matrix, tiles)
     leaf = counted(shape, start=1)
     equal(through_tiles(leaf, tiling), leaf)
     if tiles == "-":
