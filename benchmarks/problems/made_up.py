@@ -30,7 +30,8 @@ def problem(model: str) -> tuple[Any, Any, Loss, Callable[[], Any]]:
             lambda: language_model.batch(text()[0], rng, SEQUENCES),
         )
     shape = (resnet.SIDE, resnet.SIDE, 3) if model == "resnet" else WIDTHS[:1]
-    prototypes = rng.standard_normal((10, *shape), "f4")
+    # Small, so that losses, and gradients, do not fall to zero.
+    prototypes = 0.1 * rng.standard_normal((10, *shape), "f4")
 
     def draw() -> tuple[np.ndarray, np.ndarray]:
         labels = rng.integers(10, size=BATCH)
