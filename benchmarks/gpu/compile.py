@@ -28,7 +28,7 @@ from benchmarks.cost import updates as alone
 from benchmarks.cost.counts import least_bytes
 from benchmarks.gpu import programs, target
 from benchmarks.harness import results
-from examples.shared.shampoo import shampoo
+from examples.shared.shampoo import Shampoo
 from jorge_optax import Whitening, jorge
 
 INTERVAL = 50
@@ -46,8 +46,14 @@ def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
         **{name: alone.optimizers()[name] for name in ("sgd", "adamw")},
         "jorge": jorge(0.1, **options),
         "whitening": jorge(0.1, rule=Whitening(), **options),
-        "shampoo": shampoo(0.1, **options),
+        "shampoo": jorge(0.1, rule=Shampoo(), **options),
     }
+
+
+def count_stacks(state) -> int:
+    """Returns the number of distinct shapes of tiles; 0 for other optimizers."""
+    roots = optax.tree.get(state, "roots", None)
+    return 0 if roots is None else len(roots.left)
 
 
 def measure_update(model: str, name: str, device: str) -> dict:
@@ -64,7 +70,7 @@ def measure_update(model: str, name: str, device: str) -> dict:
         "model": model,
         "optimizer": name,
         "device": device,
-        "stacks": len(optax.tree.get(state, "roots", ())),
+        "stacks": count_stacks(state),
         **_compiled(program),
         "flops": flops._asdict(),
         "least_bytes": least,
@@ -97,7 +103,7 @@ def measure_step(model: str, name: str, device: str) -> dict:
         "device": device,
         "batch": step.batch["image"].shape[0],
         "size": step.batch["image"].shape[1],
-        "stacks": len(optax.tree.get(state, "roots", ())),
+        "stacks": count_stacks(state),
         **_compiled(program),
         **programs.optimizers_part(program.text, program.thunks),
         "model_flops": forward_and_backward,

@@ -101,7 +101,7 @@ class Module:
         for one in self.launched(name):
             found[one.kind] += 1
             found["traffic_bytes"] += self.traffic(self.computations[name], one)
-            if "jorge/precondition" in one.op_name:
+            if "jorge/step" in one.op_name:
                 found["precondition"] += 1
             if one.kind == "copies":
                 size = size_of(one.shape)
@@ -111,10 +111,7 @@ class Module:
         return found
 
     def _is_of_roots(self, name: str, one: Instruction) -> bool:
-        """Whether it copies a root, or what a refresh takes or returns.
-
-        The guards' conditional takes and returns momenta.
-        """
+        """Whether it copies a root, or what a refresh takes or returns."""
         source = self.computations[name][one.operands[0]]
         while source.opcode in ("get-tuple-element", "bitcast"):
             source = self.computations[name][source.operands[0]]
@@ -220,18 +217,16 @@ def count(text: str) -> dict[str, collections.Counter]:
 def plain_and_refresh(text: str) -> tuple[dict, dict | None]:
     """Counts what a plain step launches, and what a refresh step launches.
 
-    Of a conditional, the branch with fewest operations keeps what there is. The other
-    one refreshes the roots if it has products or decompositions; else it repairs what
-    is out of range, in neither of the two kinds of step.
+    Of a conditional, the branch with fewest operations keeps the roots, and the other
+    one refreshes them.
     """
     module = Module(text)
     found = module.count()
     plain, refresh = [found["entry"]], [found["entry"]]
     for names in module.conditionals():
         branches = sorted((found[name] for name in names), key=operations)
-        refreshes = any(branches[-1][kind] for kind in ("matmuls", "cusolver_calls"))
         plain.append(branches[0])
-        refresh.append(branches[-1 if refreshes else 0])
+        refresh.append(branches[-1])
     return _row(*plain), _row(*refresh) if module.conditionals() else None
 
 

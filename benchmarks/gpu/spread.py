@@ -4,8 +4,8 @@ Question: what does each of 8 A100s or H100s keep, exchange and launch, and is t
 update still one CUDA graph?
 Method: XLA's GPU compiler with a description of 8 devices, as in compile.py, whose rows
 of a single GPU stand beside these. Parameters are on every GPU, or matrices are
-divided by FSDP along their first axis that is a multiple of 8. Nothing runs, so nothing
-is timed.
+divided by FSDP along their first axis that is a multiple of 8, with tiles beside the
+shards. Nothing runs, so nothing is timed.
 Answer: docs/distributed.md, from benchmarks/results/gpu_spread.json.
 
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.spread
@@ -24,7 +24,7 @@ from benchmarks.cost import partition, shares, updates
 from benchmarks.gpu import programs, target
 from benchmarks.gpu.compile import INTERVAL
 from benchmarks.harness import results
-from jorge_optax import Spread, jorge
+from jorge_optax import Sharded, jorge
 
 NAME = "gpu_spread"
 GPUS = 8
@@ -49,10 +49,9 @@ def compile_update(
 ) -> dict[str, Any]:
     """Returns a row: what one of the GPUs keeps, exchanges and launches."""
     mesh = target.mesh_for(device, GPUS)
-    tiles = NamedSharding(mesh, PartitionSpec("data"))
-    sharding, spec = Spread(tiles), None
+    sharding, spec = NamedSharding(mesh, PartitionSpec("data")), None
     if parameters == "fsdp":
-        sharding = Spread(tiles, param_specs=lambda _, s: partition.fsdp_spec(s, GPUS))
+        sharding = Sharded(mesh, lambda _, shape: partition.fsdp_spec(shape, GPUS))
         spec = lambda leaf: partition.fsdp_spec(leaf.shape, GPUS)  # noqa: E731
     params = partition.place(shares.MODELS[model](), mesh, spec)
     optimizer = jorge(
