@@ -1,23 +1,24 @@
 """A few hundred random cases, always the same ones; ``make fuzz`` runs thousands."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jorge_optax import _guards
+from jorge_optax import BinomialSeries, jorge
 from tests.helpers import fuzz
 from tests.helpers.fuzz import SETTINGS, TREES
 
 # What takes time is compiling, once for each setting and tree.
 SOME = settings(
-    max_examples=25,
+    max_examples=20,
     derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-seeds = st.integers(0, 2**16)
+seeds, rules = st.integers(0, 2**16), st.sampled_from(fuzz.EQUIVARIANT)
 # Each setting with one tree and dtype here; the long run takes all of them.
 TOGETHER = [
     (name, [*TREES][i % len(TREES)], setting.dtypes[i // 3 % len(setting.dtypes)])
@@ -33,13 +34,13 @@ def test_any_sequence_of_gradients_is_survived(setting, tree, dtype, sequence):
 
 
 @SOME
-@given(st.sampled_from([*fuzz.EQUIVARIANT]), st.integers(-8, 8), seeds)
+@given(rules, st.sampled_from([-6, 4]), seeds)
 def test_scaled_gradients_scale_the_steps(rule, power, seed):
-    fuzz.scales(rule, 2 * (power // 4), seed)
+    fuzz.scales(rule, power, seed)
 
 
 @SOME
-@given(st.sampled_from([*fuzz.EQUIVARIANT]), seeds)
+@given(rules, seeds)
 def test_permuted_gradients_permute_the_steps(rule, seed):
     fuzz.permutes(rule, seed)
 
@@ -56,29 +57,25 @@ def test_any_options_are_refused_by_name_or_run(options):
     fuzz.refuses_or_runs(options)
 
 
-# The properties find faults that there are.
+class Unguarded(BinomialSeries):
+    def precondition(self, left, right, matrix):
+        scale = jnp.exp(left.log_scale + right.log_scale)
+        return scale * (left.unit @ matrix @ right.unit)
 
 
-def test_the_fuzzer_finds_a_missing_guard(monkeypatch):
+def test_the_properties_find_faults_that_there_are(monkeypatch):
     sequence = [fuzz.Step("normal", 0, 1), fuzz.Step("normal", 37, 2)]
     fuzz.survives("default", "a matrix", "float32", sequence)
-    monkeypatch.setattr(_guards, "keep_descent", lambda roots, matrix, made: made)
-    fuzz.runner.cache_clear()
-    with pytest.raises(AssertionError):
-        fuzz.survives("default", "a matrix", "float32", sequence)
-    fuzz.runner.cache_clear()
-
-
-def test_the_fuzzer_finds_a_wrong_length_and_an_ascent():
+    unguarded = fuzz.Setting(jorge(1.0, rule=Unguarded()))
+    monkeypatch.setitem(SETTINGS, "unguarded", unguarded)
     step = np.ones((3, 2))
-    fuzz._assert_as_long(step, -step, "float32", 1e-4)
-    with pytest.raises(AssertionError):
-        fuzz._assert_as_long(step, 1.001 * step, "float32", 1e-4)
-    fuzz._assert_descends(-step, step)
-    with pytest.raises(AssertionError):
-        fuzz._assert_descends(step, step)
-
-
-def test_the_fuzzer_finds_what_is_not_equivariant():
-    with pytest.raises(AssertionError):
-        fuzz.transposes(0, rule="series")
+    fuzz.assert_as_long(step, -step, "float32", 1e-4)
+    fuzz.assert_descends(-step, step)
+    for fault in (
+        lambda: fuzz.survives("unguarded", "a matrix", "float32", sequence),
+        lambda: fuzz.assert_as_long(step, 1.001 * step, "float32", 1e-4),
+        lambda: fuzz.assert_descends(step, step),
+        lambda: fuzz.transposes(0, rule="series"),
+    ):
+        with pytest.raises(AssertionError):
+            fault()
