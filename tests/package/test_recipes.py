@@ -79,15 +79,14 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark):
         np.testing.assert_allclose(found[1:], expected[:-1], rtol=1e-4, atol=1e-9)
 
 
+WHITENING = {"rule": Whitening()}
+ADAM = lengths.Adam(0.95, 1e-6, scale=2.0)
 # A recipe, and the same by hand.
 BY_HAND = {
-    "sgd": (
-        from_sgd(COSINE, 0.8, 1e-4),
-        jorge(COSINE, 0.8, 5e-4, rule=Whitening()),
-    ),
+    "sgd": (from_sgd(COSINE, 0.8, 1e-4), jorge(COSINE, 0.8, 5e-4, **WHITENING)),
     "sgd, decoupled": (
         from_sgd(0.1, 0.8, 1e-4, decoupled=True, nesterov=True),
-        jorge(0.1, 0.8, 1e-4, rule=Whitening()),
+        jorge(0.1, 0.8, 1e-4, **WHITENING),
     ),
     "sgd, the paper's rule": (
         from_sgd(0.1, 0.8, 1e-4, rule=BinomialSeries()),
@@ -99,11 +98,7 @@ BY_HAND = {
     ),
     "adamw": (
         from_adamw(COSINE, 0.8, 0.95, eps=1e-6, weight_decay=0.01),
-        jorge(
-            *(COSINE, 0.8, 0.01),
-            rule=Whitening(),
-            grafting=lengths.Adam(0.95, 1e-6, scale=2.0),
-        ),
+        jorge(COSINE, 0.8, 0.01, grafting=ADAM, **WHITENING),
     ),
     "adamw, the paper's rule": (
         from_adamw(0.1, rule=BinomialSeries()),
@@ -219,31 +214,25 @@ def test_printing_shows_what_runs_and_why(tx, present, absent):
 
 # What is left out.
 
-LEFT_OUT = {
-    "adamw": (from_adamw(0.1), {*EMBEDDINGS, *LAST_LAYERS}),
-    "sgd": (from_sgd(0.1), {*EMBEDDINGS}),
-    "scratch": (from_scratch(9), {*EMBEDDINGS}),
-    "more": (
-        from_adamw(0.1, leave_out=("DENSE",)),
-        {*EMBEDDINGS, *LAST_LAYERS, "dense"},
-    ),
-    "only these": (from_adamw(0.1, leave_out=views.only("dense")), {"dense"}),
-    "nothing": (from_adamw(0.1, leave_out=views.only()), set()),
-    "by the tiling": (
-        from_sgd(0.1, tiling=Tiling(leave_out=("dense",))),
-        {*EMBEDDINGS, "dense"},
-    ),
-    "a name": (jorge(0.1, tiling=Tiling(leave_out=("/head/",))), {"head"}),
-    "a part of a name": (
+ALL, DENSE = {*EMBEDDINGS, *LAST_LAYERS}, ("dense",)
+LEFT_OUT = (
+    (from_adamw(0.1), ALL),
+    (from_sgd(0.1), {*EMBEDDINGS}),
+    (from_scratch(9), {*EMBEDDINGS}),
+    (from_adamw(0.1, leave_out=("DENSE",)), {*ALL, "dense"}),
+    (from_adamw(0.1, leave_out=views.only("dense")), {"dense"}),
+    (from_adamw(0.1, leave_out=views.only()), set()),
+    (from_sgd(0.1, tiling=Tiling(leave_out=DENSE)), {*EMBEDDINGS, "dense"}),
+    (jorge(0.1, tiling=Tiling(leave_out=("/head/",))), {"head"}),
+    (
         jorge(0.1, tiling=Tiling(leave_out=("head",))),
         {"head", "lm_head", "multihead", "heads"},
     ),
-}
+)
 
 
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_leave_out_adds_to_what_the_recipe_leaves_out(name):
-    tx, expected = LEFT_OUT[name]
+@pytest.mark.parametrize(("tx", "expected"), LEFT_OUT)
+def test_leave_out_adds_to_what_the_recipe_leaves_out(tx, expected):
     names = (*EMBEDDINGS, *LAST_LAYERS, "dense", "multihead", "heads")
     table = describe({key: {"kernel": jnp.ones((6, 5))} for key in names}, tx)
     left_out = {
@@ -326,22 +315,21 @@ def test_numbers_are_injected_without_static_args(name):
         differs(close, run({**numbers, key: 0.5 * number}), updates)
 
 
-COUNTS = {
-    "total_steps": from_scratch,
-    "warmup_steps": lambda steps: from_scratch(90, warmup_steps=steps),
-    "total_steps ": lambda steps: from_sgd_as_published(0.1, total_steps=steps),
-    "epochs": lambda n: from_sgd_as_published(0.1, epochs=n, steps_per_epoch=7),
-    "steps_per_epoch": lambda n: from_sgd_as_published(
-        0.1, epochs=9, steps_per_epoch=n
-    ),
-}
+PUBLISHED = functools.partial(from_sgd_as_published, 0.1)
+COUNTS = (
+    ("total_steps", from_scratch, {}),
+    ("warmup_steps", from_scratch, {"total_steps": 90}),
+    ("total_steps", PUBLISHED, {}),
+    ("epochs", PUBLISHED, {"steps_per_epoch": 7}),
+    ("steps_per_epoch", PUBLISHED, {"epochs": 9}),
+)
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_a_traced_count_of_steps_is_refused(name):
-    message = saying(f"{name.strip()} counts steps", f"static_args=('{name.strip()}',)")
+@pytest.mark.parametrize(("name", "recipe", "options"), COUNTS)
+def test_a_traced_count_of_steps_is_refused(name, recipe, options):
+    message = saying(f"{name} counts steps", f"static_args=('{name}',)")
     with pytest.raises(TypeError, match=message):
-        jax.eval_shape(lambda n: COUNTS[name](n).init(jnp.ones(2)), 9)
+        jax.eval_shape(lambda n: recipe(**options, **{name: n}).init(jnp.ones(2)), 9)
 
 
 def test_static_counts_of_steps_can_be_injected():

@@ -36,10 +36,10 @@ class Places(Rule):
     def refresh(self, root, seen, real, rounding):
         return root
 
-    def precondition(self, left, right, matrix, size):
+    def precondition(self, left, right, matrix):
         if self.places:
             return jnp.arange(matrix.size, dtype=matrix.dtype).reshape(matrix.shape)
-        return jnp.round(size * matrix)  # entries of these tests are integers
+        return matrix
 
 
 def through_tiles(tree, tiling, places=False):
@@ -125,27 +125,6 @@ def test_parameters_that_share_a_stack_are_kept_apart():
     assert tiles.count("1 of 6x4") == 3
 
 
-# The length of a side, the longest allowed, and the length of its parts: the fewest
-# equal ones, rounded up to 2^k or 3 * 2^k where all of them grow by at most an eighth.
-SIDES = (
-    *((2, 256, 2), (10, 256, 10), (15, 256, 16), (31, 256, 32), (64, 256, 64)),
-    *((100, 256, 100), (147, 256, 147), (300, 256, 150), (500, 256, 256)),
-    *((576, 256, 192), (600, 256, 200), (1000, 256, 256), (4609, 256, 256)),
-    *((13, 10, 7), (31, 10, 8), (70, 40, 35), (7, 3, 3), (5, 2, 2), (9, 8, 5)),
-)
-
-
-@pytest.mark.parametrize(("length", "max_dim", "part"), SIDES)
-def test_a_side_is_cut_in_the_fewest_equal_parts(length, max_dim, part):
-    params, tx = structs(w=(length, 8)), jorge(0.1, tiling=Tiling(max_dim))
-    (row,) = describe(params, tx).leaves
-    found = int(row.tiles.split(" of ")[1].split("x")[0])
-    assert found == part <= max_dim
-    parts = -(-length // part)
-    assert parts == -(-length // max_dim)
-    assert part * parts <= max(1.125 * length, length + parts - 1)
-
-
 # The same training, written in two ways.
 
 STEPS = 5
@@ -160,16 +139,6 @@ def test_a_parameter_with_batch_axes_equals_separate_ones():
     layers, their_gradients = list(params), list(np.swapaxes(gradients, 0, 1))
     close(together, train(layers, their_gradients))
     differs(close, together, train(layers, their_gradients[::-1]))
-
-
-def test_a_convolution_kernel_equals_its_matrix():
-    params, gradients = normal(0, (3, 3, 4, 8)), normal(1, (STEPS, 3, 3, 4, 8))
-    train = trainer(jorge(0.1, **OPTIONS))
-    kernel = train(params, gradients).reshape(STEPS, 36, 8)
-    matrix = train(params.reshape(36, 8), gradients.reshape(STEPS, 36, 8))
-    close(kernel, matrix)
-    turned = gradients.swapaxes(-2, -3).reshape(STEPS, 36, 8)
-    differs(close, kernel, train(params.reshape(36, 8), turned))
 
 
 @pytest.mark.parametrize("grafting", ["sgd", None])
