@@ -27,7 +27,7 @@ from jorge_optax import (
     scale_by_jorge,
 )
 
-# The last ones have padded tiles at most 4 long, a column, and no roots.
+# Tiles of at most 4 are padded; a column and vectors have no roots.
 TREES: dict[str, dict[str, tuple[int, ...]]] = {
     "a matrix": {"w": (6, 4)},
     "some": {"w": (6, 4), "kernel": (2, 2, 3, 5), "b": (5,), "scale": ()},
@@ -93,8 +93,9 @@ def runner(setting: str, tree: str, dtype: str) -> tuple[Any, Any, Any, Any]:
     optimizer, base = SETTINGS[setting].optimizer, SETTINGS[setting].base or PLAIN
     params = {key: jnp.zeros(shape, dtype) for key, shape in TREES[tree].items()}
     wide = {key: own.astype(jnp.float32) for key, own in params.items()}
-    updates = (jax.jit(tx.update, compiler_options=QUICK) for tx in (optimizer, base))
-    return *updates, optimizer.init(params), base.init(wide)
+    first, second = optimizer.init(params), base.init(wide)
+    update = jax.jit(optimizer.update, compiler_options=QUICK)
+    return update, jax.jit(base.update), first, second
 
 
 # --- gradients -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ class WhiteningTile:
 
     def ridge(self):
         """1 / c^2, for the larger root c of (1 - beta2) (c + 1)^2 / (4 c) = 3 / 2."""
-        return np.max(np.roots([1, 2 - 6 / (1 - self.beta2), 1])) ** -2
+        return float(np.max(np.roots([1, 2 - 6 / (1 - self.beta2), 1]))) ** -2
 
     def refresh(self, g):
         """Corrects both roots by the gradient that they have whitened."""
