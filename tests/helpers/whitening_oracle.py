@@ -57,10 +57,3 @@ class WhiteningTile:
         """Whitens Nesterov's momentum; its scale is that of an average."""
         self.s = beta1 * self.s + g
         return (1 - beta1) * self.a @ (beta1 * self.s + g) @ self.b
-
-    def step(self, g, beta1, refresh):
-        """The direction at the length of SGD's step."""
-        if refresh:
-            self.refresh(g)
-        d = self.direction(g, beta1)
-        return d * np.linalg.norm(self.s) / np.linalg.norm(d)
