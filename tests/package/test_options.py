@@ -19,6 +19,7 @@ from jorge_optax import (
     Spread,
     Tiling,
     Whitening,
+    describe,
     from_adamw,
     from_scratch,
     from_sgd,
@@ -60,6 +61,12 @@ class NotHashable:
 
     def __call__(self, path, shape):
         return views.default_view(path, shape)
+
+
+class Unknown(Whitening):
+    """A rule that asks for a momentum that there is not."""
+
+    momentum = "heavy"
 
 
 INJECT = "a number, got a function ... optax.inject_hyperparams(jorge)(..., "
@@ -194,7 +201,8 @@ VALUE_ERRORS = (
     (Spread, "sharding", (NamedSharding(MESH, P()),), "divide the first axis ... P"),
     (jorge, "sharding", (NamedSharding(MESH, P(None, "data")),), "the first axis"),
     (Tiling, "max_dim", (0, -1), "Tiling.max_dim must be at least 1, got {}"),
-    # Lengths.
+    # Rules and lengths.
+    (jorge, "", (dict(rule=Unknown()),), "Unknown.momentum must be ... got 'heavy'"),
     (jorge, "grafting", ("adam", "Adam"), "got {}: write grafting=lengths.Adam()"),
     (jorge, "grafting", ("SGD",), "got {}: write grafting=lengths.SGD()"),
     (jorge, "grafting", (SHAPE, "shape"), "write grafting=lengths.Shape()"),
@@ -310,6 +318,23 @@ def test_a_view_must_fit_its_parameter(answer, rule):
     )
     with pytest.raises(ValueError, match=message):
         jorge(0.1, tiling=Tiling(view=lambda path, shape: answer)).init(params)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ("data", "give a PartitionSpec of at most 2 axes"),
+        (P(None, None, "data"), "give a PartitionSpec of at most 2 axes"),
+        (P("data"), "which the mesh {'data': 4} does not divide evenly"),
+        (P(None, "model"), "which the mesh {'data': 4} does not divide evenly"),
+    ],
+)
+def test_specs_must_fit_parameters_and_mesh(spec, rule):
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    tx = jorge(0.1, sharding=Sharded(mesh, lambda path, shape: spec))
+    message = saying(f"Sharded.specs gave {spec!r}", "'w' of shape (6, 4)", rule)
+    with pytest.raises(ValueError, match=message):
+        describe(structs(w=(6, 4)), tx)
 
 
 # Good values pass.
