@@ -10,7 +10,6 @@ import pytest
 from benchmarks.cost import contenders, memory, steps, training_steps
 from benchmarks.reports import costs
 from examples.shared.classification import make_model as make_classifier
-from jorge_optax import jorge
 
 PARAMS = {"kernel": jnp.ones((3, 3, 2, 4)), "dense": jnp.ones((6, 5)), "b": jnp.ones(4)}
 
@@ -125,7 +124,7 @@ def test_a_training_step_learns(monkeypatch):
         make=lambda rngs: make_classifier("resnet8-thin", classes=1000, rngs=rngs)
     )
     monkeypatch.setitem(training_steps.MODELS, "small", small)
-    optimizer = jorge(0.1)
+    optimizer = optax.sgd(0.1, momentum=0.9)
     step = training_steps.make("small", optimizer, batch=4, size=64)
     state = training_steps.start("small", optimizer)
     chex.assert_trees_all_equal_shapes_and_dtypes(
