@@ -12,11 +12,18 @@ import jax
 import numpy as np
 import optax
 
-from jorge_optax._errors import normalise_path
+from jorge_optax._errors import by_path
 from jorge_optax._optimizer import jorge
-from jorge_optax._step import JorgeState, option_text, required_settings, start_tiles
-from jorge_optax._tiles import LeafPlan, PyTree, Real, Tiling, cut
-from jorge_optax.views import EMBEDDINGS, Shape, Without, default_view, has_word
+from jorge_optax._step import JorgeState, option_text, required_settings
+from jorge_optax._tiles import LeafPlan, PyTree, Tiling, cut
+from jorge_optax.views import (
+    EMBEDDINGS,
+    PROJECTION,
+    Shape,
+    Without,
+    default_view,
+    has_word,
+)
 
 # A state of more than so many times the parameter is marked. Square tiles with two
 # momenta have 4 times, the last layer of a classifier may have 10.
@@ -26,7 +33,7 @@ LONGEST_WINDOW = 16
 # An embedding has at least so many rows, where its name does not tell.
 LARGE_VOCABULARY = 16384
 # Names of attention's last projection, whose default view is right.
-OUTPUT = re.compile(r"att.*[^a-z](o|out|output|proj|out_proj|o_proj)([^a-z]|$)")
+OUTPUT = re.compile(r"(o|out|output|proj|out_proj|o_proj)")
 # Names of depthwise convolutions; by shape, one of a grey image looks the same.
 DEPTHWISE = re.compile(r"depthwise|(^|[^a-z])dw")
 # Parts of a path that do not tell one parameter from another.
@@ -164,27 +171,18 @@ def describe(
     structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     state = jax.eval_shape(tx.init, structs)
     ours = find_state("describe", state)
-    of_others = jax.tree_util.tree_flatten_with_path(ours.others)[0]
-    places = settings.layout.places(plan)
+    of_others, places = by_path(ours.others), settings.layout.places(plan)
+    fields = (*ours.roots, ours.average, ours.trace, ours.length, ours.adapted)
     rows = []
     for own, leaf in zip(plan.leaves, jax.tree.leaves(structs), strict=True):
         if own.grid is None:
-            kept = [
-                x
-                for path, x in of_others
-                if f"/{normalise_path(path)}".endswith(f"/{own.path}")
-            ]
+            at = f"/{own.path}"
+            kept = (x for path, x in of_others.items() if f"/{path}".endswith(at))
             size = _bytes([x for x in kept if x.shape == leaf.shape])
-            rows.append(_row(own, leaf, size, settings.tiling))
-            continue
-        tile = jax.ShapeDtypeStruct((1, own.grid.height, own.grid.width), leaf.dtype)
-        one = jax.eval_shape(
-            lambda tile: start_tiles(
-                settings, {"": tile}, {"": Real(np.ones(1), np.ones(1))}
-            ),
-            tile,
-        )
-        size = _bytes(one._replace(count=())) * len(places[own.path][1])
+        else:
+            arrays = jax.tree.leaves([field[own.stack] for field in fields])
+            share = len(places[own.path][1]) / arrays[0].shape[0]
+            size = round(share * _bytes(arrays))
         rows.append(_row(own, leaf, size, settings.tiling))
     return Description(
         leaves=tuple(rows),
@@ -217,7 +215,8 @@ def _row(own: LeafPlan, leaf: Any, state_bytes: int, tiling: Tiling) -> LeafDesc
         batch, rows, columns, height, width, *_, count = own.grid
         of_batch = f"{batch} of " if batch > 1 else ""
         matrix, tiles = f"{of_batch}{rows}x{columns}", f"{count} of {height}x{width}"
-        thin = own.grid != cut(own.shape, own.view, tiling.max_dim)
+        whole = cut(own.shape, own.view, tiling.max_dim)
+        thin = own.shape != leaf.shape and own.grid != whole
         marked |= thin
         if thin:
             reason = f"yes, by thin shards of {rows}x{columns}"
@@ -243,11 +242,18 @@ class Advice(NamedTuple):
 def make_notes(rows: Sequence[LeafDescription], tiling: Tiling) -> tuple[str, ...]:
     """Groups parameters by what there is to reconsider, and names the remedies."""
     own_view = tiling.view.view if isinstance(tiling.view, Without) else tiling.view
+    known = own_view is default_view
     groups: dict[Advice, list[LeafDescription]] = {}
     rooted = [row for row in rows if row.matrix != "-"]
     healthy = [row.path for row in rooted if not row.marked]
+    # Modules that hold the projections of an attention.
+    attention = {_module(row.path) for row in rooted if PROJECTION.search(row.path)}
     for row in rooted:
-        advice = _advise(row.path, row.shape) if own_view is default_view else None
+        advice = None
+        module, (*_, name) = _module(row.path), _names(row.path)
+        in_attention = module in attention or "att" in module
+        if known and not (in_attention and OUTPUT.fullmatch(name)):
+            advice = _advise(row.path, row.shape)
         if advice is None and row.marked:
             advice = Advice(
                 f"a state of more than {OUT_OF_PROPORTION} times the parameter, or "
@@ -260,22 +266,23 @@ def make_notes(rows: Sequence[LeafDescription], tiling: Tiling) -> tuple[str, ..
     for advice, found in groups.items():
         others = f" and {len(found) - 1} more" if found[1:] else ""
         name = f"{found[0].path} {found[0].shape}{others}"
-        remedy = f"Leave it out: {remedy_text([advice], tiling)}"
+        remedy = f"Add {advice.leave_out!r} to leave_out"
         if advice.scanned:
             remedy = (
                 f"{remedy_text([advice], tiling)} if axis 0 counts layers or experts"
             )
+        elif known:
+            remedy = f"Leave it out: {remedy_text([advice], tiling)}"
         notes.append(f"{name}: {advice.reason}. {remedy}.")
-    if len({remedy_text([advice], tiling) for advice in groups}) > 1:
+    if known and len({remedy_text([advice], tiling) for advice in groups}) > 1:
         notes.append(f"All of these together: {remedy_text(list(groups), tiling)}.")
     return tuple(notes)
 
 
 def remedy_text(advice: Sequence[Advice], tiling: Tiling) -> str:
     """Writes the tiling that follows advice, as code that runs."""
-    out = dict.fromkeys(
-        [*tiling.leave_out, *(a.leave_out for a in advice if a.leave_out)]
-    )
+    words = (a.leave_out for a in advice if a.leave_out)
+    out = dict.fromkeys([*tiling.leave_out, *words])
     scanned = dict.fromkeys(a.scanned for a in advice if a.scanned)
     arguments = [f"max_dim={tiling.max_dim}"] * (tiling.max_dim != Tiling().max_dim)
     if scanned:
@@ -298,17 +305,26 @@ def _advise(path: str, shape: Shape) -> Advice | None:
     is_stack |= len(shape) > 4 and len(set(shape[:-2])) > 1
     known = default_view(path, shape)
     merged = known is not None and len(known.rows) == len(shape) - 1
-    if not is_stack or not merged or (len(shape) == 3 and OUTPUT.search(name)):
+    if not is_stack or not merged:
         return None
-    names = [part for part in path.split("/") if part not in PLAIN]
     reason = f"axes 0 to {len(shape) - 2} are merged into the rows"
-    return Advice(reason, scanned=(names or [path])[0])
+    return Advice(reason, scanned=_names(path)[0])
+
+
+def _names(path: str) -> list[str]:
+    """Returns the parts of a path that tell one parameter from another."""
+    return [name for name in path.split("/") if name not in PLAIN] or [path]
+
+
+def _module(path: str) -> str:
+    """Returns the path of the module that a projection is a part of."""
+    return path[: path.rindex(_names(path)[-1])].lower()
 
 
 def _word(path: str, others: Sequence[str] = ()) -> str:
     """Returns the part of a path that tells a parameter from others."""
-    for name in reversed(path.split("/")):
-        tells = len(name) > 1 and not name.isdigit() and name not in PLAIN
+    for name in reversed(_names(path)):
+        tells = len(name) > 1 and not name.isdigit()
         if tells and not any(has_word(other, (name,)) for other in others):
             return name
     return path

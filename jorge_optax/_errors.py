@@ -198,8 +198,8 @@ def as_float(value: Any) -> Any:
 
 
 def check_type(name: str, value: Any, types: Any, must: str, remedy: str = "") -> None:
-    """Raises TypeError unless a value has one of the types."""
-    if not isinstance(value, types):
+    """Raises TypeError unless a value has one of the types; no boolean does."""
+    if not isinstance(value, types) or isinstance(value, bool):
         raise TypeError(f"{name} must be {must}, got {value!r}. {remedy}".rstrip())
 
 

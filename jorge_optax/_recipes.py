@@ -351,6 +351,7 @@ def from_scratch(
       rule             Whitening()
       grafting         Shape()
       update_interval  10, and 1 in the first 50 steps
+      note: learning_rate is a cosine from 0.0425 to 0 at step 9000.
       note: without roots, by the recipe: embeddings.
     """
     if callable(learning_rate):
@@ -376,6 +377,8 @@ def from_scratch(
         unit = optax.warmup_cosine_decay_schedule(start, 1.0, warmup_steps, total_steps)
         return learning_rate * unit(count)
 
+    warmup = f", after a warm-up of {warmup_steps} steps" * (warmup_steps > 0)
+    rate = f"learning_rate is a cosine from {learning_rate} to 0 at step {total_steps}"
     tiling, notes = leaving_out(tiling, leave_out, EMBEDDINGS)
     tx = jorge(
         cosine,
@@ -390,7 +393,7 @@ def from_scratch(
         numerics=numerics,
         sharding=sharding,
     )
-    return with_notes(tx, *notes)
+    return with_notes(tx, f"{rate}{warmup}.", *notes)
 
 
 def decoupled_decay(

@@ -33,6 +33,7 @@ from jorge_optax._tiles import (
     Stacks,
     Tiling,
     count_real,
+    fill_idle,
     from_stacks,
     plan_tiles,
     to_stacks,
@@ -97,6 +98,10 @@ class Spread(OneDevice):
     def devices(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Number of shares."""
         return math.prod(self.sharding.mesh.shape[axis] for axis in self.axes)
+
+    def plan(self, tree: PyTree, tiling: Tiling) -> Plan:
+        """Plans the stacks of a tree, with few idle tiles."""
+        return fill_idle(super().plan(tree, tiling), self.devices)
 
     def share(self, plan: Plan) -> Plan:
         """Returns the shapes of one device's part of each stack, with idle tiles."""

@@ -339,7 +339,7 @@ def reshard_state(
         kept, wanted = (_number_tiles(own, params) for own in (before, settings))
         _check_idle(fitted, kept)
         left, right, average, trace, length, adapted = (
-            _divide(_in_order(own, kept), wanted, new)
+            {key: _collect(own, kept, new[key], wanted[key]) for key in wanted}
             for own, new in zip(_by_stack(fitted), _by_stack(like), strict=True)
         )
         roots, rest = Sides(left, right), fitted.others
@@ -390,51 +390,59 @@ def _number_tiles(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
         key, indices = places[own.path]
         tiles = stacks[key][indices]
         mixed = (tiles != tiles[:, :1, :1]) & (tiles != 0)
-        if _base(key) != own.stack or mixed.any():
+        if len(indices) != own.grid.count or mixed.any():
             raise ValueError(
                 f"reshard_state: the shards of {own.path!r} of shape {own.shape} are "
-                f"no multiples of its tiles, {own.grid.height}x{own.grid.width}, so that "
-                "its roots are other ones. Start them again by tx.init, or keep the "
-                "division that the state was saved with."
+                f"no multiples of its tiles, {own.grid.height}x{own.grid.width}, so "
+                "that its roots are other ones. Start them again by tx.init, or keep "
+                "the division that the state was saved with."
             )
     return {key: stack[:, 0, 0] for key, stack in stacks.items()}
 
 
-def _base(key: str) -> str:
-    """Returns the name of a stack without the mesh axes that divide it."""
-    return key.partition("@")[0]
+def _collect(
+    field: dict[str, PyTree],
+    numbers: dict[str, np.ndarray],
+    like: PyTree,
+    wanted: np.ndarray,
+) -> PyTree:
+    """Collects what is kept of the tiles of one stack; idle ones remain as they are.
 
-
-def _in_order(
-    field: dict[str, PyTree], numbers: dict[str, np.ndarray]
-) -> dict[str, PyTree]:
-    """Returns what is kept of the undivided parameters' tiles, in their order."""
-    whole = {}
-    for base in dict.fromkeys(map(_base, field)):
-        keys = [key for key in field if _base(key) == base]
-        order = np.argsort(np.concatenate([numbers[key] for key in keys]))
-        real = []
-        for key in keys:
-            count = len(numbers[key])
-            real.append(jax.tree.map(lambda x, n=count: x[:n], field[key]))
-        whole[base] = jax.tree.map(lambda *x, i=order: np.concatenate(x)[i], *real)
-    return whole
-
-
-def _divide(
-    whole: dict[str, PyTree], numbers: dict[str, np.ndarray], like: dict[str, PyTree]
-) -> dict[str, PyTree]:
-    """Puts tiles where a layout has them; idle ones are those of a new state."""
-    field = {}
+    Args:
+      field: What a state has by stack.
+      numbers: The numbers of the tiles there.
+      like: The stack in a new state.
+      wanted: The numbers of the tiles in it.
+    """
+    new = jax.tree.map(np.array, like)
     for key, own in numbers.items():
-        same = [n for other, n in numbers.items() if _base(other) == _base(key)]
-        index = np.searchsorted(np.sort(np.concatenate(same)), own)
-        field[key] = jax.tree.map(
-            lambda x, new, i=index: np.concatenate([x[i], new[len(i) :]]),
-            whole[_base(key)],
-            like[key],
-        )
-    return field
+        kinds = [
+            (jax.tree.structure(tree), [str(x.dtype) for x in jax.tree.leaves(tree)])
+            for tree in (field[key], new)
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"reshard_state: the state has another structure in the stack {key}: "
+                f"{kinds[0]} against {kinds[1]}. Only the devices may differ: make the "
+                "optimizer with the rule, grafting and numerics of the state."
+            )
+        _, old_index, new_index = np.intersect1d(own, wanted, return_indices=True)
+
+        def fill(
+            new: np.ndarray, old: np.ndarray, i: Any = old_index, j: Any = new_index
+        ) -> None:
+            # Tiles that are padded to another size have zeros beyond their real rows.
+            common = [
+                slice(min(m, n))
+                for m, n in zip(new.shape[1:], old.shape[1:], strict=True)
+            ]
+            part = np.zeros((len(i), *new.shape[1:]), new.dtype)
+            part[(slice(None), *common)] = old[(i, *common)]
+            new[j] = part
+
+        if len(old_index):
+            jax.tree.map(fill, new, field[key])
+    return new
 
 
 def _check_idle(state: JorgeState, numbers: dict[str, np.ndarray]) -> None:

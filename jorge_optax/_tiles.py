@@ -171,7 +171,7 @@ def plan_tiles(
       The plan. Stacks are named by the shape of their tiles, ``"256x64"``.
     """
     plans: list[LeafPlan] = []
-    shapes: dict[str, tuple[int, int, int]] = {}
+    tiles: dict[str, Sequence[int]] = {}
     for i, (path, whole) in enumerate(leaves):
         shape, suffix = shards[i] if shards else (whole, "")
         view = _view_of(path, whole, tiling)
@@ -180,11 +180,60 @@ def plan_tiles(
             continue
         grid = cut(shape, view, tiling.max_dim, keep_thin=shards is None)
         key = f"{grid.height}x{grid.width}{suffix}"
-        start = shapes.get(key, (0,))[0]
-        shapes[key] = start + grid.count, grid.height, grid.width
+        tiles[key] = grid.height, grid.width
         matrix = matrix_shape(whole, view)
-        plans.append(LeafPlan(path, shape, view, grid, matrix, key, start))
-    return Plan(tuple(plans), tuple(shapes.items()))
+        plans.append(LeafPlan(path, shape, view, grid, matrix, key))
+    return stack_up(plans, tiles)
+
+
+def stack_up(leaves: Sequence[LeafPlan], tiles: dict[str, Sequence[int]]) -> Plan:
+    """Returns the plan in which the tiles of a stack lie in the order of the leaves."""
+    placed, counts = [], dict.fromkeys(tiles, 0)
+    for leaf in leaves:
+        start = counts.get(leaf.stack, 0)
+        placed.append(leaf._replace(start=start))
+        if leaf.grid is not None:
+            counts[leaf.stack] = start + leaf.grid.count
+    shapes = tuple((key, (n, *tiles[key])) for key, n in counts.items() if n)
+    return Plan(tuple(placed), shapes)  # pyright: ignore[reportArgumentType]
+
+
+@functools.lru_cache(maxsize=256)
+def fill_idle(plan: Plan, devices: int) -> Plan:
+    """Moves tiles of some parameters into larger tiles that would be idle.
+
+    Stacks are divided evenly, so that n tiles take the place of n rounded up to a
+    multiple of the devices. What is beyond a multiple moves, if whole parameters make
+    it up, to the smallest stack with as many idle tiles: there it is padded more.
+    """
+    leaves = list(plan.leaves)
+    counts = {key: n for key, (n, *_) in plan.shapes}
+    tiles: dict[str, Sequence[int]] = {k: tile for k, (_, *tile) in plan.shapes}
+    by_size = sorted(tiles, key=lambda key: math.prod(tiles[key]))
+    for rank, guest in enumerate(by_size):
+        over, moved = counts[guest] % devices, []
+        hosts = (
+            key
+            for key in by_size[rank + 1 :]
+            if all(m <= n for m, n in zip(tiles[guest], tiles[key], strict=True))
+            and -counts[key] % devices >= over
+        )
+        host = next(hosts, None)
+        own = [
+            (leaf.grid.count, i)
+            for i, leaf in enumerate(leaves)
+            if leaf.grid and leaf.stack == guest
+        ]
+        for count, index in sorted(own, reverse=True):
+            if count <= over:
+                moved.append(index)
+                over -= count
+        if host is not None and moved and not over:
+            for index in moved:
+                leaves[index] = leaves[index]._replace(stack=host)
+            moving = counts[guest] % devices
+            counts[guest], counts[host] = counts[guest] - moving, counts[host] + moving
+    return stack_up(leaves, tiles)
 
 
 def matrix_shape(shape: Shape, view: MatrixView) -> tuple[int, int]:
@@ -290,9 +339,15 @@ def zeros(plan: Plan, dtype: Any) -> Stacks:
 def to_stacks(plan: Plan, leaves: Sequence[jax.Array]) -> Stacks:
     """Gathers the tiles of the parameters into their stacks."""
     parts: dict[str, list[jax.Array]] = {key: [] for key, _ in plan.shapes}
+    sides = {key: tile for key, (_, *tile) in plan.shapes}
     for own, leaf in zip(plan.leaves, leaves, strict=True):
         if own.grid is not None and own.view is not None:
-            parts[own.stack].append(to_tiles(leaf, own.view, own.grid))
+            tiles = to_tiles(leaf, own.view, own.grid)
+            height, width = sides[own.stack]
+            more = (height - own.grid.height, width - own.grid.width)
+            if any(more):
+                tiles = jnp.pad(tiles, ((0, 0), (0, more[0]), (0, more[1])))
+            parts[own.stack].append(tiles)
     return {
         key: tiles[0] if len(tiles) == 1 else jnp.concatenate(tiles)
         for key, tiles in parts.items()
@@ -309,6 +364,7 @@ def from_stacks(
             result.append(leaf)
             continue
         tiles = stacks[own.stack][own.start : own.start + own.grid.count]
+        tiles = tiles[:, : own.grid.height, : own.grid.width]
         result.append(from_tiles(tiles, own.shape, own.view, own.grid))
     return result
 

@@ -251,7 +251,7 @@ def norm(x: jax.Array) -> jax.Array:
     In float32, norms from 3e-16 to 1e19 are in range. It is a sum in one pass: larger
     and smaller steps are taken as they are rather than measured twice.
     """
-    square, limits = jnp.sum(jnp.square(x)), jnp.finfo(x.dtype)
+    square, limits = jnp.sum(jnp.square(jnp.abs(x))), jnp.finfo(x.dtype)
     least = float(limits.tiny) / float(limits.eps)
     in_range = (square >= least) & jnp.isfinite(square)
     return jnp.where(in_range, jnp.sqrt(jnp.where(in_range, square, 1)), 0)
@@ -318,13 +318,15 @@ def graft(
         if not along.size:
             return along
         wide = jnp.promote_types(along.dtype, jnp.float32)
+        # Behind a barrier: of what is constant, XLA would rewrite (a / b) / c as
+        # a / (b * c), where the product may underflow.
+        step, direction = jax.lax.optimization_barrier((step, along.astype(wide)))
         # Divided by their largest entries, so that both have norms in range.
         step, size, _ = split_size(step.astype(wide))
-        unit, _, usable = split_size(along.astype(wide))
-        grafted = size * (norm(step) / jnp.where(usable, norm(unit), 1)) * unit
-        most = jnp.finfo(wide).max
+        unit, _, usable = split_size(direction)
+        factor = size * (norm(step) / jnp.where(usable, norm(unit), 1))
+        grafted = jnp.minimum(factor, jnp.finfo(wide).max) * unit
         # Zero stays zero, and NaN stays NaN.
-        grafted = jnp.clip(grafted, -most, most)
         return jnp.where(usable, grafted, along).astype(along.dtype)
 
     def init_fn(params):
