@@ -264,15 +264,20 @@ def test_describe_and_diagnostics_take_trees_of_all_libraries():
         (module, {"first/weight", "layers/0/weight", "layers/0/bias"}),
     ):
         assert {leaf.path for leaf in describe(tree, tx).leaves} == paths
-        matrices = {path for path in paths if path.endswith(("kernel", "weight"))}
-        report = diagnostics(tx.init(tree), tree, None, tx)
-        assert {key.rsplit("/", 2)[0] for key in report} == matrices
-
-    _, optimizer = train_nnx(tx, steps=1)
-    params, loss = start_nnx()
-    report = diagnostics(optimizer.opt_state, params, jax.grad(loss)(params), tx)
+    # An nnx.Optimizer's state, and parameters as plain dicts for gradients.
+    params, optimizer = train_nnx(tx, steps=1)
+    report = diagnostics(optimizer.opt_state, params, params, tx)
     assert report["second/kernel/left/norm"].shape == (1,)
     assert float(report["second/kernel/cosine"][0]) > 0
+    matrices = {path for path in expected if path.endswith("kernel")}
+    assert {
+        key.removesuffix("/cosine") for key in report if "cosine" in key
+    } == matrices
+    report = diagnostics(jax.jit(tx.init)(module), module, None, tx)
+    assert {key.rsplit("/", 2)[0] for key in report} == {
+        "first/weight",
+        "layers/0/weight",
+    }
 
 
 # Checkpoints.

@@ -134,8 +134,16 @@ INJECTED = {
 }
 
 
-@pytest.mark.parametrize("name", INJECTED)
-@pytest.mark.parametrize("options", [{}, {"hyperparam_dtype": jnp.float32}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in INJECTED),
+        *(
+            (name, {"hyperparam_dtype": jnp.float32})
+            for name in ("jorge", "from_adamw")
+        ),
+    ],
+)
 def test_inject_hyperparams_without_static_args(name, options):
     factory, kwargs = INJECTED[name]
     params, *gradients = random_trees(4)
@@ -347,8 +355,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_jorge_equals_its_explicit_form(name):
-    # Each matrix is one stack of its own.
-    shapes = {"kernel": (6, 4), "conv": (2, 5, 3), "bias": (4,)}
+    shapes = {"kernel": (6, 4), "bias": (4,)}
     params, *gradients = random_trees(7, shapes=shapes)
 
     def trained(**changes):

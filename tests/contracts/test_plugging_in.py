@@ -115,6 +115,7 @@ RATED: dict[str, Any] = {"adam": optax.adam, "jorge": jorge, "from_adamw": from_
 rated = pytest.mark.parametrize("name", RATED)
 TARGET = jnp.arange(6.0).reshape(3, 2) / 5
 START = {"w": jnp.zeros((3, 2))}
+STEPS = 12
 
 
 def distance(params, target):
@@ -126,7 +127,7 @@ def solver_of(tx):
 
 
 def solve(solver, start=START, loss=distance):
-    options: Any = dict(args=TARGET, max_steps=40, throw=False)
+    options: Any = dict(args=TARGET, max_steps=STEPS, throw=False)
     return optimistix.minimise(loss, solver, start, **options).value
 
 
@@ -138,21 +139,22 @@ def by_hand(tx):
         updates, state = tx.update(jax.grad(distance)(params, TARGET), state, params)
         return (optax.apply_updates(params, updates), state), None
 
-    return jax.lax.scan(step, (START, tx.init(START)), length=40)[0][0]
+    return jax.lax.scan(step, (START, tx.init(START)), length=STEPS)[0][0]
 
 
 @rated
 def test_optimistix_minimises_inside_jit_outside_and_as_an_argument(name):
     tx = RATED[name](0.02)
     solver, expected = solver_of(tx), by_hand(tx)
+    outside = solve(solver)
     for result in (
-        solve(solver),
+        outside,
         jax.jit(lambda start: solve(solver, start))(START),
         eqx.filter_jit(solve)(solver),
     ):
-        assert_agrees(result, expected, tolerance=1e-4)
+        assert_agrees(result, expected, tolerance=1e-3)
     other = by_hand(RATED[name](0.01))
-    assert_differs(assert_close, solve(solver), other, tolerance=1e-4)
+    assert_differs(assert_close, outside, other, tolerance=1e-3)
 
 
 @rated
@@ -166,7 +168,7 @@ def test_optimistix_does_not_trace_a_new_rate_again(name):
     solve_any = eqx.filter_jit(lambda solver: solve(solver, loss=counted))
     for rate in (0.01, 0.02):
         result = solve_any(solver_of(RATED[name](jnp.float32(rate))))
-        assert_agrees(result, by_hand(RATED[name](rate)), tolerance=1e-4)
+        assert_agrees(result, by_hand(RATED[name](rate)), tolerance=1e-3)
         assert len(traced) == 1
 
 
