@@ -39,6 +39,7 @@ SEQUENCES = {
     "1e-37 without a refresh": (0, 1e-37),  # found by the fuzzer
 } | {f"always {scale}": (scale,) for scale in (0, 1e-42, 1e-30, 1e-18, 1, 1e18, 1e30)}
 STEPS, SHAPE = 16, (8, 6)
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
 SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 CASES = {
     f"{name}, momentum {momentum}": {"rule": rule, "momentum": momentum}
@@ -69,7 +70,7 @@ def all_finite(tree):
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
 def run(optimizer, grads):
     """Returns for all sequences all steps, and whether steps and states were finite."""
 
@@ -155,7 +156,7 @@ def test_a_bad_gradient_enters_the_momenta_but_not_the_roots(rule):
     params = jnp.ones((12, 6))
     good = jnp.asarray(np.random.default_rng(7).normal(size=(3, 12, 6)), jnp.float32)
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
     def three_steps(optimizer, grads):
         _, state = optimizer.update(grads[0], optimizer.init(params), params)
         _, after = optimizer.update(grads[1], state, params)

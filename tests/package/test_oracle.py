@@ -14,6 +14,7 @@ from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
 
 # Tiles that are longer than the longest cut: 11 columns are padded by one.
 PADDED = {"wide": (4, 12)}
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
 
 
 def start(case, seed=0):
@@ -31,7 +32,9 @@ def run_oracle(case, interval, **options):
     return updates, [(tile.left, tile.right) for _, tile in oracle.tiles]
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "grafting"))
+@functools.partial(
+    jax.jit, static_argnames=("dtype", "grafting"), compiler_options=QUICK
+)
 def train(params, grads, hyperparameters, dtype, grafting):
     """Trains all cases in one program; interval, momentum and decay are traced."""
     optimizer = jorge(

@@ -23,6 +23,7 @@ from tests.helpers.whitening_oracle import WhiteningTile
 
 SHAPES = {"tall": (7, 5), "wide": (4, 9), "two by two": (2, 2), "very tall": (12, 3)}
 STEPS = 25
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
 
 
 def gradients(shape, steps=STEPS, seed=0):
@@ -33,7 +34,7 @@ def gradients(shape, steps=STEPS, seed=0):
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
 def run(optimizer, grads):
     """Returns all steps, and the roots after each."""
 
@@ -178,15 +179,6 @@ def test_one_momentum_and_the_roots_are_kept_and_no_more():
     assert adam == roots + 2 * weights + 2 * biases + 2 * counts
     # The paper's rule.
     assert numbers() == roots + 2 * weights + biases + counts
-
-
-def test_roots_are_refreshed_at_each_of_the_first_steps():
-    optimizer = scale_by_jorge(rule=Whitening(early_refreshes=3), update_interval=5)
-    grads = jnp.asarray(gradients((6, 4), 8), jnp.float32)
-    left = matrices(run(optimizer, grads)[1].left["6x4"])
-    before = np.stack([np.eye(6), *left[:-1]])
-    changed = [not np.array_equal(*pair) for pair in zip(before, left, strict=True)]
-    assert changed == [True, True, True, False, False, True, False, False]
 
 
 def test_a_common_scale_of_all_gradients_changes_no_root():
