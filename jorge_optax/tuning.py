@@ -132,7 +132,7 @@ def growing_interval_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class IntervalChoice:
-    """What :func:`choose_update_interval` found; printing it shows the sentence.
+    """What :func:`choose_update_interval` found; printing it shows a sentence.
 
     Attributes:
       interval: Smallest interval within the tolerance. If there is none, the smallest
@@ -141,8 +141,6 @@ class IntervalChoice:
       sgd_seconds: Median time of SGD's step.
       plain_seconds: Median time of Jorge's step without a refresh.
       refresh_seconds: Median time of Jorge's step with a refresh.
-      low: Lower end of the 95% bootstrap confidence interval of ``interval``.
-      high: Its upper end; ``math.inf`` where no interval is within the tolerance.
       rounds: Number of times that each kind of step was timed.
     """
 
@@ -151,8 +149,6 @@ class IntervalChoice:
     sgd_seconds: float
     plain_seconds: float
     refresh_seconds: float
-    low: float
-    high: float
     rounds: int
 
     def seconds(self, interval: int) -> float:
@@ -162,28 +158,19 @@ class IntervalChoice:
 
     def __str__(self) -> str:
         """Returns the result in words, with the times."""
-        plain, refresh, mean = (
-            seconds / self.sgd_seconds
-            for seconds in (
-                self.plain_seconds,
-                self.refresh_seconds,
-                self.seconds(self.interval),
-            )
-        )
+        own = self.plain_seconds, self.refresh_seconds, self.seconds(self.interval)
+        plain, refresh, mean = (seconds / self.sgd_seconds for seconds in own)
         text = (
             f"SGD's step takes {1e3 * self.sgd_seconds:.2f} ms; Jorge's {plain:.3f} "
             f"times that without a refresh, {refresh:.3f} times with one, {mean:.3f} "
-            f"times on average at an interval of {self.interval}. "
+            f"times on average at an interval of {self.interval} (medians of "
+            f"{self.rounds} rounds)."
         )
-        if not self.within_tolerance:
-            return text + (
-                "No interval is within the tolerance. Smaller tiles "
-                "(Tiling(max_dim=128) or less), a lower precision and a larger batch "
-                "make a step cheaper."
-            )
+        if self.within_tolerance:
+            return text
         return text + (
-            f"From {self.rounds} rounds, 95% of resamplings say {self.low:g} to "
-            f"{self.high:g}."
+            " No interval is within the tolerance. Smaller tiles (Tiling(max_dim=128) "
+            "or less), a lower precision and a larger batch make a step cheaper."
         )
 
 
@@ -262,45 +249,23 @@ def choose_update_interval(
     every_other = jorge(0.0, momentum, weight_decay, update_interval=2, **options)
 
     def init_late(params: Any) -> Any:
-        return optax.tree_utils.tree_set(
-            every_other.init(params), count=jnp.int32(2**20)
-        )
+        state = every_other.init(params)
+        return optax.tree_utils.tree_set(state, count=jnp.int32(2**20))
 
     late = optax.GradientTransformation(init_late, every_other.update)
     make = make_step or step_from_loss
-    steps, carries = (
-        list(both)
-        for both in zip(make(optax.sgd(0.0, momentum)), make(late), strict=True)
-    )
+    both = make(optax.sgd(0.0, momentum)), make(late)
+    steps, carries = (list(own) for own in zip(*both, strict=True))
     begin, times = time.perf_counter(), []
     for _ in range(200):
         sgd, refresh, again, plain = run(0), run(1), run(0), run(1)
         times.append(((sgd + again) / 2, plain, refresh))
         if len(times) > 3 and time.perf_counter() - begin > max_seconds:
             break
-    return _choose(np.array(times[1:]), tolerance)  # the first round compiles
-
-
-def _choose(times: np.ndarray, tolerance: float) -> IntervalChoice:
-    """Computes the choice from rounds of (SGD, plain, refresh) seconds."""
-
-    def smallest(sample: np.ndarray) -> float:
-        sgd, plain, refresh = np.median(sample, axis=0)
-        budget = (1 + tolerance) * sgd - plain
-        if budget <= 0:
-            return math.inf
-        return max(1, math.ceil(max(refresh - plain, 0) / budget - 1e-9))
-
-    rng = np.random.default_rng(0)
-    resampled = [
-        smallest(times[rng.integers(len(times), size=len(times))]) for _ in range(500)
-    ]
-    low, high = np.quantile(resampled, (0.025, 0.975), method="nearest")
-    sgd, plain, refresh = (float(value) for value in np.median(times, axis=0))
-    best = smallest(times)
-    within = not math.isinf(best)
-    if not within:
-        best = max(1, math.ceil(max(refresh - plain, 0) / (tolerance * sgd) - 1e-9))
-    return IntervalChoice(
-        int(best), within, sgd, plain, refresh, float(low), float(high), len(times)
-    )
+    # The first round compiles.
+    sgd, plain, refresh = map(float, np.median(times[1:], axis=0))
+    budget = (1 + tolerance) * sgd - plain
+    share = budget if budget > 0 else tolerance * sgd
+    interval = max(1, math.ceil(max(refresh - plain, 0) / share - 1e-9))
+    rounds = len(times) - 1
+    return IntervalChoice(interval, budget > 0, sgd, plain, refresh, rounds)

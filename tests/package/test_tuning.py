@@ -1,6 +1,5 @@
 """The choice of the update interval, on a clock of the test's own and on real steps."""
 
-import math
 
 import jax
 import jax.numpy as jnp
@@ -59,25 +58,21 @@ def test_smallest_interval_within_the_tolerance(
     choice = clock.choose(tolerance=tolerance)
     assert clock.calls[:5] == ["sgd", "refresh", "sgd", "plain", "sgd"]
     assert choice.within_tolerance
-    assert choice.interval == choice.low == choice.high == expected
+    assert choice.interval == expected
     assert choice.rounds == len(clock.calls) // 4 - 1  # the first round compiles
     found = choice.sgd_seconds, choice.plain_seconds, choice.refresh_seconds
     assert found == pytest.approx(times)
     assert choice.seconds(expected) <= (1 + tolerance) * times[0] + 1e-9
     assert expected == 1 or choice.seconds(expected - 1) > (1 + tolerance) * times[0]
-    assert f"at an interval of {expected}." in str(choice)
-    assert f"From {choice.rounds} rounds, 95% of resamplings say {expected}" in str(
-        choice
-    )
+    said = f"at an interval of {expected} (medians of {choice.rounds} rounds)."
+    assert said in str(choice)
 
 
-def test_noise_widens_the_confidence_interval_and_outliers_do_not_matter(monkeypatch):
-    quiet, noisy, outliers = (
+def test_noise_matters_little_and_outliers_do_not(monkeypatch):
+    noisy, outliers = (
         Clock(monkeypatch, 1.0, 1.0, 2.0, **options).choose(max_seconds=400)
-        for options in ({"noise": 0.001}, {"noise": 0.05}, {"outliers": 9})
+        for options in ({"noise": 0.05}, {"outliers": 9})
     )
-    assert quiet.high - quiet.low <= noisy.high - noisy.low
-    assert noisy.low <= 10 <= noisy.high
     assert 5 <= noisy.interval <= 20
     assert outliers.interval == 10
 
@@ -86,7 +81,6 @@ def test_no_interval_suffices_and_it_says_what_would_help(monkeypatch):
     choice = Clock(monkeypatch, 1.0, 1.3, 2.0).choose()
     assert not choice.within_tolerance
     assert choice.interval == 7  # 0.7 / 7 = 0.1 of SGD's time
-    assert choice.high == math.inf
     for words in ("interval of 7", "1.300", "max_dim", "precision", "larger batch"):
         assert words in str(choice)
 
