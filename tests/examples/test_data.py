@@ -2,9 +2,6 @@
 
 import gc
 import itertools
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,8 +11,6 @@ from PIL import Image
 
 from examples.shared import images
 from examples.shared.data import Arrays, eval_batches, subset, train_batches
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def numbered(count):
@@ -124,25 +119,6 @@ def test_threads_end_with_the_iterator(closed):
     while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_program_ends_that_leaves_its_batches_open():
-    program = (
-        "from examples.shared.data import train_batches\n"
-        "split = [{'image': i, 'label': i} for i in range(10)]\n"
-        "batches = train_batches(split, lambda e, _: e, batch_size=4, seed=0)\n"
-        "print(next(batches)['label'].shape)"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout == "(4,)\n"
 
 
 # Batches for evaluation.
