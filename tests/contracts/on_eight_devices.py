@@ -222,7 +222,7 @@ def rows(path, shape):
 OTHERS = {
     "rule": (lambda: make("shampoo"), SHAPES),
     "another structure": (lambda: make("from_adamw"), SHAPES),
-    "bfloat16 against float32": (
+    "bfloat16.*float32": (
         lambda: make("series", numerics=Numerics(roots="bfloat16")),
         SHAPES,
     ),
