@@ -249,11 +249,12 @@ def split_size(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Divides a matrix by its largest entry, so that sums of squares stay in range.
 
     Returns:
-      The quotient, the entry, and whether that is usable: finite and larger than the
-      subnormal numbers. Else the matrix stays as it is, and one is returned.
+      The quotient, the divisor, and whether the entry is usable: finite and larger than
+      the subnormal numbers. Else the matrix stays as it is, and the divisor is one.
     """
     # A constant to differentiation: what is divided by it is multiplied by it later.
     size = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix)))
     usable = (size >= jnp.finfo(matrix.dtype).tiny) & jnp.isfinite(size)
-    size = jnp.where(usable, size, 1)
+    # Beyond 1 / tiny the reciprocal, by which XLA multiplies, is subnormal: zero.
+    size = jnp.where(usable, jnp.minimum(size, 1 / jnp.finfo(matrix.dtype).tiny), 1)
     return matrix / size, size, usable

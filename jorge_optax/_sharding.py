@@ -44,8 +44,114 @@ from jorge_optax.views import Shape
 WHOLE = PartitionSpec()
 
 
+class OnMesh(OneDevice):
+    """Tiles that lie on the devices of a mesh.
+
+    Each device runs the update of its own part of every stack. A layout says what that
+    part is, and how steps come back.
+    """
+
+    def device_mesh(self) -> Any:
+        """Returns the mesh."""
+        raise NotImplementedError
+
+    def spec(self, path: str, shape: Shape) -> PartitionSpec:
+        """Returns how a parameter is placed."""
+        del path, shape
+        return WHOLE
+
+    def spec_of_stack(self, key: str) -> PartitionSpec:
+        """Returns how a stack is divided."""
+        raise NotImplementedError
+
+    def own_shapes(self, plan: Plan) -> Plan:
+        """Returns the plan with the shapes of one device's part of each stack."""
+        return plan
+
+    def cut_own(self, plan: Plan, stacks: PyTree) -> PyTree:
+        """Cuts this device's part out of ``{stack: [n, ...]}``."""
+        del plan
+        return stacks
+
+    def gather(self, steps: Stacks) -> Stacks:
+        """Returns the steps that this device needs."""
+        return steps
+
+    def init(self, start: Callable[..., PyTree], plan: Plan, dtype: Any) -> PyTree:
+        """Makes the state, each device its own part."""
+
+        def make() -> PyTree:
+            real = self.cut_own(plan, count_real(plan))
+            return start(zeros(self.own_shapes(plan), dtype), real)
+
+        state = jax.eval_shape(lambda: start(zeros(plan, dtype), count_real(plan)))
+        return jax.jit(self._mapped(make, (), self._specs(state)))()
+
+    def update(
+        self,
+        step: Callable[..., tuple[Stacks, PyTree]],
+        plan: Plan,
+        leaves: Sequence[PyTree],
+        state: PyTree,
+    ) -> tuple[list[PyTree], PyTree]:
+        """Runs a step of each device's tiles."""
+
+        def run(leaves: Sequence[PyTree], state: PyTree) -> tuple[list[PyTree], PyTree]:
+            own = self.cut_own(plan, to_stacks(plan, leaves))
+            steps, state = step(own, state, self.cut_own(plan, count_real(plan)))
+            return from_stacks(plan, self.gather(steps), leaves), state
+
+        placed = [
+            self.spec(own.path, leaf.shape) if own.grid else WHOLE
+            for own, leaf in zip(plan.leaves, leaves, strict=True)
+        ]
+        specs = placed, self._specs(state)
+        return self._mapped(run, specs, specs)(list(leaves), state)
+
+    def place(self, state: PyTree) -> PyTree:
+        """Puts on all devices what is not on the mesh yet."""
+        mesh = self.device_mesh()
+
+        def place(leaf: Any) -> Any:
+            if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+                return leaf
+            if leaf.sharding.device_set == set(mesh.devices.flat):
+                return leaf
+            return jax.device_put(leaf, NamedSharding(mesh, WHOLE))
+
+        return jax.tree.map(place, state)
+
+    def _specs(self, state: Any) -> Any:
+        """Returns how a state is divided: what is kept by stack is, the rest is not."""
+
+        def of(field: Any) -> Any:
+            if not isinstance(field, dict):
+                return WHOLE
+            return {key: self.spec_of_stack(key) for key in field}
+
+        roots = type(state.roots)(*map(of, state.roots))
+        return type(state)(*map(of, state))._replace(roots=roots)
+
+    def _mapped(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """Maps a function over the devices, without jax's check of replication.
+
+        The check does not know that what an all-gather returns is the same everywhere.
+        """
+        # The mesh of the context, where there is one: its axis types count.
+        mesh, context = self.device_mesh(), jax.sharding.get_abstract_mesh()
+        mesh = context if set(mesh.axis_names) <= set(context.axis_names) else mesh
+        options = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+        if hasattr(jax, "shard_map"):
+            return jax.shard_map(function, check_vma=False, **options)
+        from jax.experimental import shard_map as old  # jax 0.6.0
+
+        return old.shard_map(function, check_rep=False, **options)
+
+
 @dataclasses.dataclass(frozen=True)
-class Spread(OneDevice):
+class Spread(OnMesh):
     """Tiles of replicated parameters, spread over the devices of a mesh.
 
     Passed to :func:`jorge_optax.jorge` as ``sharding``, where a bare
@@ -103,13 +209,22 @@ class Spread(OneDevice):
         """Plans the stacks of a tree, with few idle tiles."""
         return fill_idle(super().plan(tree, tiling), self.devices)
 
-    def share(self, plan: Plan) -> Plan:
-        """Returns the shapes of one device's part of each stack, with idle tiles."""
+    def device_mesh(self) -> Any:
+        """Returns the mesh."""
+        return self.sharding.mesh
+
+    def spec_of_stack(self, key: str) -> PartitionSpec:
+        """Returns how a stack is divided."""
+        del key
+        return PartitionSpec(self.axes)
+
+    def own_shapes(self, plan: Plan) -> Plan:
+        """Returns the plan with the shapes of a device's share, idle tiles included."""
         shapes = ((k, (-(-n // self.devices), *t)) for k, (n, *t) in plan.shapes)
         return Plan(plan.leaves, tuple(shapes))  # pyright: ignore[reportArgumentType]
 
-    def cut_share(self, plan: Plan, tree: PyTree) -> PyTree:
-        """Cuts this device's part out of ``{stack: [n, ...]}`` that it has whole."""
+    def cut_own(self, plan: Plan, stacks: PyTree) -> PyTree:
+        """Cuts this device's share out of ``{stack: [n, ...]}`` that it has whole."""
         index = jax.lax.axis_index(self.axes)
 
         def cut(count: int, x: PyTree) -> jax.Array:
@@ -118,41 +233,9 @@ class Spread(OneDevice):
             return jax.lax.dynamic_slice_in_dim(padded, index * count, count)
 
         return {
-            key: jax.tree.map(lambda x, n=n: cut(n, x), tree[key])
-            for key, (n, *_) in self.share(plan).shapes
+            key: jax.tree.map(lambda x, n=n: cut(n, x), stacks[key])
+            for key, (n, *_) in self.own_shapes(plan).shapes
         }
-
-    def init(self, start: Callable[..., PyTree], plan: Plan, dtype: Any) -> PyTree:
-        """Makes the state, each device its own part."""
-
-        def make() -> PyTree:
-            real = self.cut_share(plan, count_real(plan))
-            return start(zeros(self.share(plan), dtype), real)
-
-        specs = specs_of(start, plan, dtype, lambda key: PartitionSpec(self.axes))
-        mesh = mesh_of(self.sharding.mesh, self.axes)
-        return jax.jit(shard_map(make, mesh=mesh, in_specs=(), out_specs=specs))()
-
-    def update(
-        self,
-        step: Callable[..., tuple[Stacks, PyTree]],
-        plan: Plan,
-        leaves: Sequence[PyTree],
-        state: PyTree,
-    ) -> tuple[list[PyTree], PyTree]:
-        """Runs a step on each device's tiles, and gathers the steps."""
-        specs = state_specs(state, lambda key: PartitionSpec(self.axes))
-
-        def run(leaves: Sequence[PyTree], state: PyTree) -> tuple[list[PyTree], PyTree]:
-            own = self.cut_share(plan, to_stacks(plan, leaves))
-            real = self.cut_share(plan, count_real(plan))
-            steps, state = step(own, state, real)
-            return from_stacks(plan, self.gather(steps), leaves), state
-
-        mesh = mesh_of(self.sharding.mesh, self.axes)
-        in_specs, out_specs = (WHOLE, specs), (WHOLE, specs)
-        run = shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-        return run(list(leaves), state)
 
     def gather(self, steps: Stacks) -> Stacks:
         """Gathers the tiles of all devices, by one collective for all stacks."""
@@ -172,13 +255,9 @@ class Spread(OneDevice):
             start += own.size
         return gathered
 
-    def place(self, state: PyTree) -> PyTree:
-        """Puts on all devices what is not on the mesh yet."""
-        return place_on(state, self.sharding.mesh)
-
 
 @dataclasses.dataclass(frozen=True)
-class Sharded(OneDevice):
+class Sharded(OnMesh):
     """Tiles of divided parameters (FSDP, tensor parallelism), beside their shards.
 
     Each device cuts its own shards into tiles, so that nothing is communicated. A tile
@@ -271,75 +350,38 @@ class Sharded(OneDevice):
             shards.append((own, suffix))
         return plan_tiles(leaves, tiling, tuple(shards))
 
-    def init(self, start: Callable[..., PyTree], plan: Plan, dtype: Any) -> PyTree:
-        """Makes the state, each device that of its shards."""
-        make = lambda: start(zeros(plan, dtype), count_real(plan))  # noqa: E731
-        specs = specs_of(start, plan, dtype, spec_of_stack)
-        mesh = mesh_of(self.mesh, tuple(self.mesh.shape))
-        return jax.jit(shard_map(make, mesh=mesh, in_specs=(), out_specs=specs))()
+    def device_mesh(self) -> Any:
+        """Returns the mesh."""
+        return self.mesh
 
-    def update(
-        self,
-        step: Callable[..., tuple[Stacks, PyTree]],
-        plan: Plan,
-        leaves: Sequence[PyTree],
-        state: PyTree,
-    ) -> tuple[list[PyTree], PyTree]:
-        """Runs a step on each device's shards."""
-        placed = [
-            self.spec(own.path, leaf.shape) if own.grid else WHOLE
-            for own, leaf in zip(plan.leaves, leaves, strict=True)
-        ]
-        specs = state_specs(state, spec_of_stack)
-
-        def run(leaves: Sequence[PyTree], state: PyTree) -> tuple[list[PyTree], PyTree]:
-            steps, state = step(to_stacks(plan, leaves), state, count_real(plan))
-            return from_stacks(plan, steps, leaves), state
-
-        mesh = mesh_of(self.mesh, tuple(self.mesh.shape))
-        in_specs, out_specs = (placed, specs), (placed, specs)
-        run = shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-        return run(list(leaves), state)
+    def spec_of_stack(self, key: str) -> PartitionSpec:
+        """Returns how a stack of shards is divided."""
+        axes = axes_of_stack(key)
+        return PartitionSpec(axes) if axes else WHOLE
 
     def stack(self, plan: Plan, leaves: Sequence[PyTree]) -> Stacks:
         """Cuts whole leaves into stacks, shard by shard."""
-        stacks = {}
-        for key, shape in plan.shapes:
-            axes = axes_of_stack(key)
-            own = [
-                (leaf_plan, leaf)
-                for leaf_plan, leaf in zip(plan.leaves, leaves, strict=True)
-                if leaf_plan.stack == key and leaf_plan.grid
+        parts: dict[str, list[jax.Array]] = {key: [] for key, _ in plan.shapes}
+        names = tuple(self.mesh.shape)
+        for at in itertools.product(*map(range, self.mesh.shape.values())):
+            place = dict(zip(names, at, strict=True))
+            shards: list[Any] = [
+                None if own.grid is None else self._shard(leaf, own.path, place)
+                for own, leaf in zip(plan.leaves, leaves, strict=True)
             ]
-            part = Plan(tuple(leaf_plan for leaf_plan, _ in own), ((key, shape),))
-            places = itertools.product(*(range(self.mesh.shape[a]) for a in axes))
-            shards = [
-                to_stacks(
-                    part,
-                    [
-                        self._shard(x, leaf.path, dict(zip(axes, at, strict=True)))
-                        for leaf, x in own
-                    ],
-                )[key]
-                for at in places
-            ]
-            stacks[key] = jnp.concatenate(shards)
-        return stacks
+            for key, stack in to_stacks(plan, shards).items():
+                # Along other axes than those that divide a stack, it is repeated.
+                if not any(place[a] for a in names if a not in axes_of_stack(key)):
+                    parts[key].append(stack)
+        return {key: jnp.concatenate(stacks) for key, stacks in parts.items()}
 
-    def _shard(self, leaf: PyTree, path: str, at: dict[str, int]) -> jax.Array:
-        """Cuts the shard at some coordinates of the mesh out of a parameter."""
+    def _shard(self, leaf: PyTree, path: str, place: dict[str, int]) -> jax.Array:
+        """Cuts the shard at a place of the mesh out of a parameter."""
         for axis, part in enumerate(self.spec(path, leaf.shape)):
-            names = axes_of(part)
-            sizes = [self.mesh.shape[name] for name in names]
-            index = (
-                int(np.ravel_multi_index([at[name] for name in names], sizes))
-                if names
-                else 0
-            )
-            length = leaf.shape[axis] // math.prod(sizes)
-            leaf = jax.lax.slice_in_dim(
-                leaf, index * length, (index + 1) * length, axis=axis
-            )
+            index = 0
+            for name in axes_of(part):
+                index = index * self.mesh.shape[name] + place[name]
+            leaf = jnp.split(leaf, self._count(axes_of(part)), axis)[index]
         return leaf
 
     def places(self, plan: Plan) -> dict[str, tuple[str, np.ndarray]]:
@@ -349,10 +391,6 @@ class Sharded(OneDevice):
             starts = plan.stacks[key][0] * np.arange(self._count(axes_of_stack(key)))
             places[path] = key, (starts[:, None] + own[None]).ravel()
         return places
-
-    def place(self, state: PyTree) -> PyTree:
-        """Puts on all devices what is not on the mesh yet."""
-        return place_on(state, self.mesh)
 
 
 def layout_of(sharding: NamedSharding | OneDevice | None) -> OneDevice:
@@ -373,61 +411,3 @@ def axes_of(part: Any) -> tuple[str, ...]:
 def axes_of_stack(key: str) -> tuple[str, ...]:
     """Returns the mesh axes that divide a stack of shards, ``"64x256@data,model"``."""
     return tuple(filter(None, key.partition("@")[2].split(",")))
-
-
-def spec_of_stack(key: str) -> PartitionSpec:
-    """Returns how a stack of shards is divided."""
-    axes = axes_of_stack(key)
-    return PartitionSpec(axes) if axes else WHOLE
-
-
-def state_specs(state: Any, spec: Callable[[str], PartitionSpec]) -> Any:
-    """Returns how a state is divided: what is kept by stack is, the rest is not."""
-
-    def of(field: Any) -> Any:
-        return {key: spec(key) for key in field} if isinstance(field, dict) else WHOLE
-
-    roots = type(state.roots)(*map(of, state.roots))
-    return type(state)(*map(of, state))._replace(roots=roots)
-
-
-def specs_of(
-    start: Callable[..., PyTree],
-    plan: Plan,
-    dtype: Any,
-    spec: Callable[[str], PartitionSpec],
-) -> PyTree:
-    """Returns how the state that ``start`` makes is divided."""
-    state = jax.eval_shape(lambda: start(zeros(plan, dtype), count_real(plan)))
-    return state_specs(state, spec)
-
-
-def shard_map(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Calls jax.shard_map without its check of replication.
-
-    The check does not know that what an all-gather returns is the same everywhere.
-    """
-    if hasattr(jax, "shard_map"):
-        return jax.shard_map(function, check_vma=False, **options)
-    from jax.experimental import shard_map as old  # jax 0.6.0
-
-    return old.shard_map(function, check_rep=False, **options)
-
-
-def mesh_of(mesh: Any, axes: tuple[str, ...]) -> Any:
-    """Returns the mesh of the context where there is one: its axis types count."""
-    context = jax.sharding.get_abstract_mesh()
-    return context if set(axes) <= set(context.axis_names) else mesh
-
-
-def place_on(state: PyTree, mesh: Any) -> PyTree:
-    """Puts on all devices of a mesh the arrays that are not there."""
-
-    def place(leaf: Any) -> Any:
-        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
-            return leaf
-        if leaf.sharding.device_set == set(mesh.devices.flat):
-            return leaf
-        return jax.device_put(leaf, NamedSharding(mesh, WHOLE))
-
-    return jax.tree.map(place, state)

@@ -416,14 +416,13 @@ def _collect(
     """
     new = jax.tree.map(np.array, like)
     for key, own in numbers.items():
-        kinds = [
-            (jax.tree.structure(tree), [str(x.dtype) for x in jax.tree.leaves(tree)])
-            for tree in (field[key], new)
-        ]
-        if kinds[0] != kinds[1]:
+        old = field[key]
+        dtypes = [[str(x.dtype) for x in jax.tree.leaves(x)] for x in (old, new)]
+        if jax.tree.structure(old) != jax.tree.structure(new) or dtypes[0] != dtypes[1]:
+            found, needed = (" ".join(own) or "nothing" for own in dtypes)
             raise ValueError(
                 f"reshard_state: the state has another structure in the stack {key}: "
-                f"{kinds[0]} against {kinds[1]}. Only the devices may differ: make the "
+                f"{found} against {needed}. Only the devices may differ: make the "
                 "optimizer with the rule, grafting and numerics of the state."
             )
         _, old_index, new_index = np.intersect1d(own, wanted, return_indices=True)
