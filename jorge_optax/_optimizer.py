@@ -1,7 +1,5 @@
 """scale_by_jorge and jorge: the transformations, and how an update executes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

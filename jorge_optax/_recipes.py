@@ -1,7 +1,5 @@
 """Single-shot tuning: optimizers whose hyperparameters follow from a tuned baseline."""
 
-from __future__ import annotations
-
 import dataclasses
 import numbers
 from typing import Any, TypeAlias

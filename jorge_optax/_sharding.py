@@ -201,7 +201,7 @@ class Spread(OnMesh):
         return axes_of(self.sharding.spec[0] if len(self.sharding.spec) else None)
 
     @property
-    def devices(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def devices(self) -> int:
         """Number of shares."""
         return math.prod(self.sharding.mesh.shape[axis] for axis in self.axes)
 
@@ -302,7 +302,7 @@ class Sharded(OnMesh):
                 )
 
     @property
-    def devices(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def devices(self) -> int:
         """Number of devices."""
         return self.mesh.size
 

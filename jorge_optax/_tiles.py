@@ -286,6 +286,7 @@ def count_real(plan: Plan) -> dict[str, Real]:
     return {key: Real(*np.concatenate(own, 1)) for key, own in parts.items()}
 
 
+@dataclasses.dataclass(frozen=True)
 class OneDevice:
     """Tiles that are not placed; the other layouts derive from it.
 
@@ -293,7 +294,10 @@ class OneDevice:
     update takes stacks of gradients, a state, and the tiles' real rows and columns.
     """
 
-    devices: int = 1
+    @property
+    def devices(self) -> int:
+        """Number of devices that tiles are divided over."""
+        return 1
 
     def plan(self, tree: PyTree, tiling: Tiling) -> Plan:
         """Plans the stacks of a tree; raises for leaves that cannot be trained."""

@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Their assertions tell what differs, as those in test modules do.
 pytest.register_assert_rewrite("tests.helpers")
@@ -43,5 +44,7 @@ def x64():
 def no_compilation_cache():
     """Compiles every program, for a test that counts or times compilations."""
     jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # whether there is one is remembered
     yield
     jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
