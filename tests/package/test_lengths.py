@@ -131,20 +131,25 @@ def test_by_shape_each_tile_has_the_size_of_the_matrix_alone(rule):
     differs(close, smaller["dense"], -found["dense"])
 
 
-@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening()])
+# The paper's roots grow at once for small gradients, and shrink slowly for large ones.
+IN_RANGE = {BinomialSeries(): (1e-18, 1e-14, 1e12), Whitening(): (1e-14, 1e12, 1e16)}
+OUT_OF_RANGE = {BinomialSeries(): (0, 1e20, 1e30), Whitening(): (0, 1e-18, 1e20)}
+
+
+@pytest.mark.parametrize("rule", IN_RANGE)
 def test_by_shape_only_a_momentum_whose_norm_is_in_range_moves_anything(rule):
     tx = jorge(1.0, B1, rule=rule, grafting=lengths.Shape())
     first = arrays(**SHAPES)["dense"]
     update = jax.jit(tx.update, compiler_options=QUICK)
-    # By the paper's rule, a direction is about as large as one, whatever the gradient.
-    sizes = (1e-14, 1e16) if isinstance(rule, Whitening) else (1e-18, 1e-14, 1e16, 1e30)
-    for size in (0, 1e-18, 1e-14, 1e16, 1e30):
-        found, _ = update(first / jnp.max(jnp.abs(first)) * size, tx.init(first))
-        if size in sizes:
-            assert np.sum(np.asarray(found, np.float64) * first) < 0
-            np.testing.assert_allclose(np.linalg.norm(found), 5**0.5, rtol=1e-5)
-        else:
-            np.testing.assert_array_equal(found, 0)
+
+    def step(size):
+        return update(first / jnp.max(jnp.abs(first)) * size, tx.init(first))[0]
+
+    for size in IN_RANGE[rule]:
+        assert np.sum(np.asarray(step(size), np.float64) * first) < 0
+        np.testing.assert_allclose(np.linalg.norm(step(size)), 5**0.5, rtol=1e-5)
+    for size in OUT_OF_RANGE[rule]:
+        np.testing.assert_array_equal(step(size), 0)
 
 
 def test_no_more_is_kept_than_is_needed():
