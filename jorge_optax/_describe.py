@@ -1,4 +1,4 @@
-"""Describes what Jorge does with each parameter, what it costs, and what to change."""
+"""What Jorge does with each parameter, what it costs, what to change; and verdicts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ OUTPUT = re.compile(r"(o|out|output|proj|out_proj|o_proj)")
 DEPTHWISE = re.compile(r"depthwise|(^|[^a-z])dw")
 # Parts of a path that do not tell one parameter from another.
 PLAIN = ("kernel", "weight", "value", "params")
+# Roots whose eigenvalues are all within this factor hardly turn a gradient: in
+# docs/diagnostics.md, by a cosine above 0.98.
+BARELY_MOVED = 1.5
+# Beyond it a root is close to singular in float32.
+LARGEST_CONDITION = 1e5
+# A direction with a smaller cosine has little in common with the gradient.
+LEAST_COSINE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,3 +349,82 @@ def _size(count: int) -> str:
         if count >= 10**power:
             return f"{count / 10**power:.1f} {unit}"
     return f"{count} B"
+
+
+class Diagnostics(dict[str, Any]):
+    """What :func:`diagnostics` returns; printing it shows a table and a verdict.
+
+    A dict from ``"dense/kernel/left/norm"`` to an array with one number for each tile
+    of that parameter. It is a pytree, and so may leave a jitted function.
+    """
+
+    def scalars(self) -> dict[str, float]:
+        """Returns one number for each parameter and quantity, for TensorBoard or JSON.
+
+        It is the one to worry about: over tiles and sides the least ``cosine`` and
+        ``beta2``, the sum of ``unexcited`` and ``at_risk``, and the largest of others.
+        """
+        groups: dict[str, list[np.ndarray]] = {}
+        for key, value in self.items():
+            path, name = key.rsplit("/", 1)
+            if name != "cosine":  # the others are of one side
+                path = path.rsplit("/", 1)[0]
+            numbers = np.asarray(value, np.float64).ravel()
+            groups.setdefault(f"{path}/{name}".lstrip("/"), []).append(numbers)
+        kinds = {"cosine": np.min, "beta2": np.min}
+        kinds |= {"unexcited": np.sum, "at_risk": np.sum}
+        return {
+            key: float(kinds.get(key.rsplit("/", 1)[-1], np.max)(np.concatenate(parts)))
+            for key, parts in groups.items()
+        }
+
+    def verdicts(self) -> dict[str, str]:
+        """Returns a verdict in words for each parameter with roots."""
+        by_path: dict[str, dict[str, float]] = {}
+        for key, value in self.scalars().items():
+            path, _, name = key.rpartition("/")
+            by_path.setdefault(path, {})[name] = value
+        return {path: _verdict(numbers) for path, numbers in by_path.items()}
+
+    def __str__(self) -> str:
+        """Returns a row for each parameter, and how many have which verdict."""
+        scalars, verdicts = self.scalars(), self.verdicts()
+        names = ("condition", "asymmetry", "unexcited", "cosine")
+        rows: list[tuple[str, ...]] = [("parameter", *names, "verdict")]
+        for path, verdict in verdicts.items():
+            numbers = (scalars.get(f"{path}/{name}".lstrip("/")) for name in names)
+            cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
+            rows.append((path, *cells, verdict))
+        texts = list(verdicts.values())
+        counts = sorted(
+            {text: texts.count(text) for text in texts}.items(),
+            key=lambda item: -item[1],
+        )
+        lines = [*table(rows), "", f"{len(texts)} parameters with roots"]
+        lines += [f"{number} of {len(texts)}: {text}" for text, number in counts]
+        return "\n".join(lines)
+
+
+jax.tree_util.register_pytree_node(
+    Diagnostics,
+    lambda report: (list(report.values()), tuple(report)),
+    lambda keys, values: Diagnostics(zip(keys, values, strict=True)),
+)
+
+
+def _verdict(numbers: dict[str, float]) -> str:
+    """Returns what the numbers of one parameter mean."""
+    condition = numbers["condition"]
+    if any(math.isnan(number) for number in numbers.values()):
+        return "not finite: find the step at which training broke"
+    if numbers["at_risk"]:
+        return "roots at risk of ascent: keep them in float32, or add damping"
+    if condition > LARGEST_CONDITION:
+        return "roots close to singular: add damping"
+    if condition < BARELY_MOVED:
+        return "roots have barely moved: refresh more often"
+    if numbers.get("cosine", 1) < LEAST_COSINE:
+        return "direction almost at right angles to this gradient: check the loss"
+    if numbers["unexcited"]:
+        return "healthy, with rows that no gradient has excited (dead units)"
+    return "healthy"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -12,98 +11,19 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from jorge_optax._describe import find_state, table
-from jorge_optax._errors import by_path, checked_leaves
+from jorge_optax._describe import Diagnostics, find_state
+from jorge_optax._errors import by_path
 from jorge_optax._rule import Rule, split_size
 from jorge_optax._step import JorgeState, Settings, Sides, required_settings
-from jorge_optax._tiles import Plan, PyTree, Stacks, from_tiles, plan_tiles
-
-# Roots whose eigenvalues are all within this factor hardly turn a gradient: in
-# docs/diagnostics.md, by a cosine above 0.98.
-BARELY_MOVED = 1.5
-# Beyond it a root is close to singular in float32.
-LARGEST_CONDITION = 1e5
-# A direction with a smaller cosine has little in common with the gradient.
-LEAST_COSINE = 0.02
-
-
-class Diagnostics(dict[str, Any]):
-    """What :func:`diagnostics` returns; printing it shows a table and a verdict.
-
-    A dict from ``"dense/kernel/left/norm"`` to an array with one number for each tile
-    of that parameter. It is a pytree, and so may leave a jitted function.
-    """
-
-    def scalars(self) -> dict[str, float]:
-        """Returns one number for each parameter and quantity, for TensorBoard or JSON.
-
-        It is the one to worry about: over tiles and sides the least ``cosine`` and
-        ``beta2``, the sum of ``unexcited`` and ``at_risk``, and the largest of others.
-        """
-        groups: dict[str, list[np.ndarray]] = {}
-        for key, value in self.items():
-            path, name = key.rsplit("/", 1)
-            if name != "cosine":  # the others are of one side
-                path = path.rsplit("/", 1)[0]
-            numbers = np.asarray(value, np.float64).ravel()
-            groups.setdefault(f"{path}/{name}".lstrip("/"), []).append(numbers)
-        kinds = {"cosine": np.min, "beta2": np.min}
-        kinds |= {"unexcited": np.sum, "at_risk": np.sum}
-        return {
-            key: float(kinds.get(key.rsplit("/", 1)[-1], np.max)(np.concatenate(parts)))
-            for key, parts in groups.items()
-        }
-
-    def verdicts(self) -> dict[str, str]:
-        """Returns a verdict in words for each parameter with roots."""
-        by_path: dict[str, dict[str, float]] = {}
-        for key, value in self.scalars().items():
-            path, _, name = key.rpartition("/")
-            by_path.setdefault(path, {})[name] = value
-        return {path: _verdict(numbers) for path, numbers in by_path.items()}
-
-    def __str__(self) -> str:
-        """Returns a row for each parameter, and how many have which verdict."""
-        scalars, verdicts = self.scalars(), self.verdicts()
-        names = ("condition", "asymmetry", "unexcited", "cosine")
-        rows: list[tuple[str, ...]] = [("parameter", *names, "verdict")]
-        for path, verdict in verdicts.items():
-            numbers = (scalars.get(f"{path}/{name}".lstrip("/")) for name in names)
-            cells = ("-" if number is None else f"{number:.3g}" for number in numbers)
-            rows.append((path, *cells, verdict))
-        texts = list(verdicts.values())
-        counts = sorted(
-            {text: texts.count(text) for text in texts}.items(),
-            key=lambda item: -item[1],
-        )
-        lines = [*table(rows), "", f"{len(texts)} parameters with roots"]
-        lines += [f"{number} of {len(texts)}: {text}" for text, number in counts]
-        return "\n".join(lines)
-
-
-jax.tree_util.register_pytree_node(
-    Diagnostics,
-    lambda report: (list(report.values()), tuple(report)),
-    lambda keys, values: Diagnostics(zip(keys, values, strict=True)),
+from jorge_optax._tiles import (
+    OneDevice,
+    Plan,
+    PyTree,
+    Stacks,
+    Tiling,
+    fill_idle,
+    from_tiles,
 )
-
-
-def _verdict(numbers: dict[str, float]) -> str:
-    """Returns what the numbers of one parameter mean."""
-    condition = numbers["condition"]
-    if any(math.isnan(number) for number in numbers.values()):
-        return "not finite: find the step at which training broke"
-    if numbers["at_risk"]:
-        return "roots at risk of ascent: keep them in float32, or add damping"
-    if condition > LARGEST_CONDITION:
-        return "roots close to singular: add damping"
-    if condition < BARELY_MOVED:
-        return "roots have barely moved: refresh more often"
-    if numbers.get("cosine", 1) < LEAST_COSINE:
-        return "direction almost at right angles to this gradient: check the loss"
-    if numbers["unexcited"]:
-        return "healthy, with rows that no gradient has excited (dead units)"
-    return "healthy"
 
 
 def diagnostics(
@@ -169,7 +89,10 @@ def diagnostics(
     if not plan.shapes or not isinstance(roots.left, dict):
         return Diagnostics()
     places = settings.layout.places(plan)
-    _check_roots(settings, plan, roots, places)
+    wanted = dict.fromkeys(plan.stacks, 0)
+    for key, own in places.values():
+        wanted[key] = max(wanted[key], 1 + int(own.max()))
+    _check_stacks(roots, wanted, settings)
     gradients = None
     if grads is not None:
         if settings.layout.plan(grads, settings.tiling) != plan:
@@ -194,13 +117,8 @@ def diagnostics(
     )
 
 
-def _check_roots(
-    settings: Settings, plan: Plan, roots: Sides, places: dict[str, Any]
-) -> None:
-    wanted = {
-        key: 1 + max(int(own.max()) for k, own in places.values() if k == key)
-        for key, _ in plan.shapes
-    }
+def _check_stacks(roots: Sides, wanted: dict[str, int], settings: Settings) -> None:
+    """Raises ValueError unless a state has so many tiles, or idle ones beside them."""
     found = {key: len(jax.tree.leaves(own)[0]) for key, own in roots.left.items()}
     if wanted.keys() != found.keys() or any(found[k] < wanted[k] for k in wanted):
         raise ValueError(
@@ -304,10 +222,8 @@ def reshard_state(
 ) -> optax.OptState:
     """Fits a state that was saved on other devices to an optimizer.
 
-    Replicated parameters: stacks are in the same order on any number of devices, and
-    differ only in the idle tiles at their end. Divided parameters
-    (:class:`jorge_optax.Sharded`): the order follows the shards, and the state fits
-    where shards are whole tiles of the undivided parameter.
+    Replicated parameters: from any number of devices to any other. Divided parameters
+    (:class:`jorge_optax.Sharded`): where shards are whole tiles of the parameter.
 
     Args:
       state: A state with the structure of ``tx.init(params)``.
@@ -332,15 +248,25 @@ def reshard_state(
     """
     settings = required_settings("reshard_state", tx)
     before = settings if saved_by is None else required_settings("saved_by", saved_by)
-    old = find_state("reshard_state", state)
-    like = jax.tree.map(np.asarray, find_state("reshard_state", tx.init(params)))
+    new = tx.init(params)
+    old, like = find_state("reshard_state", state), find_state("reshard_state", new)
     fitted = jax.tree.map(np.asarray, old)
     if isinstance(old.roots.left, dict):
-        kept, wanted = (_number_tiles(own, params) for own in (before, settings))
-        _check_idle(fitted, kept)
+        kept = _number_tiles(*_saved_plan(old, before, params), before.tiling, params)
+        plan = settings.layout.plan(params, settings.tiling)
+        wanted = _number_tiles(settings.layout, plan, settings.tiling, params)
+        counts = {key: len(own) for key, own in kept.items()}
+        _check_stacks(old.roots, counts, before)
+        for field in (fitted.average, fitted.trace):
+            idle = [own[counts[key] :] for key, own in field.items() if len(own)]
+            if any(np.any(own) for own in idle):
+                raise ValueError(
+                    f"reshard_state: beyond the {counts} tiles of the parameters the "
+                    "state has momenta: it is a state of other parameters."
+                )
         left, right, average, trace, length, adapted = (
-            {key: _collect(own, kept, new[key], wanted[key]) for key in wanted}
-            for own, new in zip(_by_stack(fitted), _by_stack(like), strict=True)
+            {key: _collect(own, kept, one[key], wanted[key]) for key in wanted}
+            for own, one in zip(_by_stack(fitted), _by_stack(like), strict=True)
         )
         roots, rest = Sides(left, right), fitted.others
         fitted = JorgeState(fitted.count, roots, average, trace, length, adapted, rest)
@@ -348,29 +274,41 @@ def reshard_state(
     def is_ours(node: PyTree) -> bool:
         return isinstance(node, JorgeState)
 
+    def place(x: Any, like: Any) -> Any:
+        return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) else x
+
     fitted = jax.tree.map(lambda x: fitted if is_ours(x) else x, state, is_leaf=is_ours)
-    like = tx.init(params)
-    _check_fit(fitted, like)
-    return jax.tree.map(
-        lambda x, own: (
-            jax.device_put(x, own.sharding) if hasattr(own, "sharding") else x
-        ),
-        fitted,
-        like,
-    )
+    _check_fit(fitted, new)
+    return jax.tree.map(place, fitted, new)
+
+
+def _saved_plan(
+    state: JorgeState, before: Settings, params: PyTree
+) -> tuple[OneDevice, Plan]:
+    """Returns the layout and the plan that a state was saved with."""
+    if any("@" in key for key in state.roots.left):  # beside shards
+        return before.layout, before.layout.plan(params, before.tiling)
+    plan = OneDevice().plan(params, before.tiling)
+    for key in state.roots.left:
+        devices = key.partition("~")[2]
+        if devices:
+            return OneDevice(), fill_idle(plan, int(devices))
+    return OneDevice(), plan
 
 
 def _by_stack(state: JorgeState) -> list[dict[str, PyTree]]:
     return [*state.roots, state.average, state.trace, state.length, state.adapted]
 
 
-def _number_tiles(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
+def _number_tiles(
+    layout: OneDevice, plan: Plan, tiling: Tiling, params: PyTree
+) -> dict[str, np.ndarray]:
     """Numbers the tiles of undivided parameters, and puts them where a layout has them.
 
     Returns:
       For each stack of the layout the numbers of its tiles.
     """
-    whole = plan_tiles(checked_leaves(params), settings.tiling)
+    whole = OneDevice().plan(params, tiling)
     leaves, first = [], 1
     for own in whole.leaves:
         if own.grid is None or own.view is None:
@@ -381,9 +319,8 @@ def _number_tiles(settings: Settings, params: PyTree) -> dict[str, np.ndarray]:
         tiles = jnp.asarray(np.broadcast_to(numbers[:, None, None], tile))
         leaves.append(from_tiles(tiles, own.shape, own.view, own.grid))
         first += own.grid.count
-    plan = settings.layout.plan(params, settings.tiling)
-    stacks = jax.tree.map(np.asarray, settings.layout.stack(plan, leaves))
-    places = settings.layout.places(plan)
+    stacks = jax.tree.map(np.asarray, layout.stack(plan, leaves))
+    places = layout.places(plan)
     for own in whole.leaves:
         if own.grid is None:
             continue
@@ -442,25 +379,6 @@ def _collect(
         if len(old_index):
             jax.tree.map(fill, new, field[key])
     return new
-
-
-def _check_idle(state: JorgeState, numbers: dict[str, np.ndarray]) -> None:
-    """Raises ValueError unless a state has these tiles, and no momentum beyond them."""
-    found = {key: len(jax.tree.leaves(own)[0]) for key, own in state.roots.left.items()}
-    wanted = {key: len(own) for key, own in numbers.items()}
-    momenta = [
-        own[wanted[key] :]
-        for field in (state.average, state.trace)
-        for key, own in field.items()
-        if key in wanted and len(own)
-    ]
-    fits = found.keys() == wanted.keys() and all(found[k] >= wanted[k] for k in wanted)
-    if not fits or any(np.any(np.asarray(own, np.float32)) for own in momenta):
-        raise ValueError(
-            f"reshard_state: the parameters make stacks of {wanted} tiles, the state "
-            f"has {found}, or has momenta beyond them: it is a state of other "
-            "parameters, of another Tiling, or of another division (see saved_by)."
-        )
 
 
 def _check_fit(state: PyTree, like: PyTree) -> None:

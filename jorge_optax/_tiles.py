@@ -204,11 +204,13 @@ def fill_idle(plan: Plan, devices: int) -> Plan:
 
     Stacks are divided evenly, so that n tiles take the place of n rounded up to a
     multiple of the devices. What is beyond a multiple moves, if whole parameters make
-    it up, to the smallest stack with as many idle tiles: there it is padded more.
+    it up, to the smallest stack with as many idle tiles: there it is padded more, and
+    the stack is called ``"RxC~devices"``, so that a state tells where its tiles lie.
     """
     leaves = list(plan.leaves)
     counts = {key: n for key, (n, *_) in plan.shapes}
     tiles: dict[str, Sequence[int]] = {k: tile for k, (_, *tile) in plan.shapes}
+    names = {key: key for key in tiles}
     by_size = sorted(tiles, key=lambda key: math.prod(tiles[key]))
     for rank, guest in enumerate(by_size):
         over, moved = counts[guest] % devices, []
@@ -233,7 +235,9 @@ def fill_idle(plan: Plan, devices: int) -> Plan:
                 leaves[index] = leaves[index]._replace(stack=host)
             moving = counts[guest] % devices
             counts[guest], counts[host] = counts[guest] - moving, counts[host] + moving
-    return stack_up(leaves, tiles)
+            names[host] = f"{host}~{devices}"
+    leaves = [leaf._replace(stack=names.get(leaf.stack, "")) for leaf in leaves]
+    return stack_up(leaves, {names[key]: tile for key, tile in tiles.items()})
 
 
 def matrix_shape(shape: Shape, view: MatrixView) -> tuple[int, int]:
