@@ -178,12 +178,17 @@ class Study:
             and old["optimizer"].partition("/")[0] == plain
         ]
         # Tuning takes the end alone; evaluations are most of the time of small runs.
-        adam_rate = self.best("adamw") if plain == "muon" else None
-        train = _trainer(self.problem, plain, adam_rate, 4 if stage == "tune" else 100)
-        curve = curves[0] if curves else train(rate, seed)
+        evaluations = 4 if stage == "tune" else 100
+        curve = curves[0] if curves else self.train(name, rate, seed, evaluations)
         print(self.problem.name, *row.values(), curve[-1], flush=True)
         with results.lock():
             self._write([*self._read(), {**row, "final": curve[-1], "curve": curve}])
+
+    def train(self, name: str, rate: float, seed: int, evaluations: int) -> Curve:
+        """Trains once."""
+        plain = name.partition("/")[0]
+        adam_rate = self.best("adamw") if plain == "muon" else None
+        return _trainer(self.problem, plain, adam_rate, evaluations)(rate, seed)
 
     def best(self, family: str) -> float:
         """Returns the learning rate with the best end."""
