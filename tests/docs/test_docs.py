@@ -155,6 +155,14 @@ def test_the_functions_of_the_algorithm_page_are_in_their_files():
     assert set(unknown_functions(renamed)) == {"resize"}
 
 
+def test_contributing_lists_exactly_the_modules():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.split("## Find the module", 1)[1].split("\n## ", 1)[0]
+    listed = re.findall(r"`(\w+\.py)`", section)
+    modules = (path.name for path in (ROOT / "jorge_optax").glob("*.py"))
+    assert sorted(listed) == sorted(modules)
+
+
 def test_files_that_pages_cite_exist():
     folders = r"(?:benchmarks|docs|examples|jorge_optax|tests)"
     cited = re.compile(rf"`({folders}/[\w/]+\.?\w*)`|python -m ({folders}(?:\.\w+)+)")
