@@ -28,17 +28,7 @@ from jorge_optax import (
     jorge,
     reshard_state,
 )
-from tests.helpers.contract import (
-    assert_agrees,
-    assert_close,
-    assert_differs,
-    assert_same_types,
-    nudged,
-    random_tree,
-    step_of,
-    train,
-)
-from tests.helpers.spread import (
+from tests.contracts.spread import (
     LAYOUTS,
     OPTIMIZERS,
     SHAPES,
@@ -52,6 +42,16 @@ from tests.helpers.spread import (
     train_on,
     trained_alone,
     trees,
+)
+from tests.helpers.contract import (
+    assert_agrees,
+    assert_close,
+    assert_differs,
+    assert_same_types,
+    nudged,
+    random_tree,
+    step_of,
+    train,
 )
 
 
@@ -204,6 +204,21 @@ def test_a_state_moves_between_numbers_of_devices(name, layout):
     there = reshard_state(jax.device_get(state), eight, params, saved_by=tx)
     back = reshard_state(jax.device_get(there), tx, params, saved_by=eight)
     assert_agrees(back, state, 1e-7)
+
+
+def test_a_state_tells_which_tiles_fill_idle_ones():
+    """How many devices it is from need not be said."""
+    shapes = {"large": (120, 8), "small": (5, 3)}
+    params, *gradients = (random_tree(i, shapes=shapes) for i in range(4))
+    kept = {count: on_devices("series", "replicated", count) for count in (8, 3, 1)}
+    _, expected = train(kept[1], params, gradients)
+    result, state = params, kept[8].init(params)
+    for (count, tx), grads in zip(kept.items(), gradients, strict=True):
+        state = reshard_state(jax.device_get(state), tx, params)
+        names = set(optax.tree.get(state, "roots").left)
+        assert names == ({"8x8~8"} if count == 8 else {"8x8", "5x3"})
+        result, state, _ = step_of(tx)(jax.device_get(result), state, grads)
+    assert_agrees(by_scale(state), by_scale(expected), 1e-6)
 
 
 def test_a_state_of_other_devices_is_refused():
