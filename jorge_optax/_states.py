@@ -124,7 +124,8 @@ def _check_stacks(roots: Sides, wanted: dict[str, int], settings: Settings) -> N
         raise ValueError(
             f"The parameters make stacks of {wanted} tiles, the state has {found}. "
             "Pass the parameters given to init, and the optimizer that the state is of "
-            f"(here one with {settings.tiling})."
+            f"(here one with {settings.tiling}); to reshard_state, as saved_by, if it "
+            "has jorge_optax.Sharded."
         )
 
 
@@ -229,7 +230,7 @@ def reshard_state(
       state: A state with the structure of ``tx.init(params)``.
       tx: The optimizer that will use it.
       params: The parameters, or arrays with the same tree and shapes.
-      saved_by: The optimizer that made the state, if one of the two has
+      saved_by: The optimizer that made the state, if it has
         :class:`jorge_optax.Sharded`; its mesh may be a ``jax.sharding.AbstractMesh``.
 
     Returns:

@@ -76,8 +76,8 @@ class Whitening(Rule):
 
     def __post_init__(self) -> None:
         """Checks the options."""
-        between = "must lie in (0, 1)", lambda x: 0 < x < 1
-        check_number("Whitening.beta2", self.beta2, between)
+        must = "must lie in (0, 1)", lambda x: 0 < x < 1
+        check_number("Whitening.beta2", self.beta2, must)
         check_number("Whitening.early_refreshes", self.early_refreshes, count_from(0))
         check_number("Whitening.damping", self.damping, SHARE)
 
@@ -148,9 +148,7 @@ class Whitening(Rule):
 def interpolate(reach: jax.Array, bound: jax.Array) -> list[jax.Array]:
     """Returns ``c``, with ``(1 + reach w / bound)^(-1/4) - 1`` about ``sum c_k w^k``.
 
-    Args:
-      reach: Y, at most REACH.
-      bound: The largest eigenvalue of w, or a bound of it.
+    The reach is at most REACH, and no eigenvalue of w is larger than the bound.
     """
     y = reach * NODES.astype(reach.dtype)
     root = jnp.sqrt(1 + y)
