@@ -9,15 +9,7 @@ import optax
 import optax.contrib
 import pytest
 
-from jorge_optax import (
-    BinomialSeries,
-    Numerics,
-    Tiling,
-    from_sgd,
-    graft,
-    jorge,
-    scale_by_jorge,
-)
+from jorge_optax import Numerics, Tiling, from_sgd, graft, jorge, scale_by_jorge
 from tests.helpers.contract import (
     OPTIMIZERS,
     TABLE,
@@ -35,11 +27,6 @@ from tests.helpers.contract import (
 )
 
 
-@each()
-def test_takes_extra_arguments(tx):
-    assert isinstance(tx, optax.GradientTransformationExtraArgs)
-
-
 def test_graft_hands_extra_arguments_to_both():
     def scale_by_extra(name):
         def update_fn(updates, state, params=None, **extra_args):
@@ -54,8 +41,6 @@ def test_graft_hands_extra_arguments_to_both():
     grads = random_tree(0)
     updates, _ = jax.jit(tx.update)(grads, tx.init(grads), length=3.0, sign=-1.0)
     assert_agrees(updates, jax.tree.map(lambda g: -3 * g, grads))
-    with pytest.raises(KeyError, match="sign"):
-        tx.update(grads, tx.init(grads), length=3.0)
 
 
 @each()
@@ -107,18 +92,16 @@ def test_masked_and_partition_train_a_part_as_if_alone(tx):
 
 @each("jorge", "from_adamw", "scale_by_jorge")
 def test_multi_steps_equals_steps_with_mean_gradients(tx):
-    params, *gradients = random_trees(10)
+    params, *gradients = random_trees(7)
     means = [
         jax.tree.map(lambda *leaves: sum(leaves) / 3, *gradients[i : i + 3])
-        for i in (0, 3, 6)
+        for i in (0, 3)
     ]
     accumulated = optax.MultiSteps(tx, every_k_schedule=3)
     result, state = train(accumulated, params, gradients)
-    expected = train(tx, params, means)
     assert_same_types(state, accumulated.init(params))
+    expected = train(tx, params, means)
     assert_agrees((result, state.inner_opt_state), expected, tolerance=1e-4)
-    early, _ = train(accumulated, params, gradients[:8])
-    assert_differs(assert_close, early, expected[0], tolerance=1e-4)
 
 
 # Numbers that are traced change the program, and so its rounding, which roots in
@@ -126,31 +109,18 @@ def test_multi_steps_equals_steps_with_mean_gradients(tx):
 INJECTED = {
     **TABLE,
     "all_options": (jorge, {**TABLE["all_options"][1], "numerics": Numerics()}),
-    "from_sgd": (from_sgd, dict(learning_rate=0.05, weight_decay=1e-3)),
-    "from_sgd_nesterov": (
-        from_sgd,
-        dict(learning_rate=0.05, nesterov=True, rule=BinomialSeries()),
-    ),
+    "from_sgd": (from_sgd, dict(learning_rate=0.05, nesterov=True)),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {}) for name in INJECTED),
-        *(
-            (name, {"hyperparam_dtype": jnp.float32})
-            for name in ("jorge", "from_adamw")
-        ),
-    ],
-)
-def test_inject_hyperparams_without_static_args(name, options):
+@pytest.mark.parametrize("name", INJECTED)
+def test_inject_hyperparams_without_static_args(name):
     factory, kwargs = INJECTED[name]
     params, *gradients = random_trees(4)
-    tx = optax.inject_hyperparams(factory, **options)(**kwargs)
+    tx = optax.inject_hyperparams(factory)(**kwargs)
     result, state = train(tx, params, gradients)
-    expected = train(factory(**kwargs), params, gradients)
     assert_same_types(state, tx.init(params))
+    expected = train(factory(**kwargs), params, gradients)
     assert_agrees((result, state.inner_state), expected, tolerance=1e-4)
 
 
@@ -210,13 +180,12 @@ def test_apply_if_finite_forgets_a_bad_gradient(tx):
     extra = random_tree(9)
     safe = optax.apply_if_finite(tx, max_consecutive_errors=2)
     without, state_without = train(safe, params, gradients)
-    for bad in (jnp.nan, jnp.inf):
-        poisoned = extra | {"conv": extra["conv"].at[1, 2, 0].set(bad)}
-        result, state = train(safe, params, [*gradients[:2], poisoned, *gradients[2:]])
-        assert state.total_notfinite == 1
-        chex.assert_trees_all_equal(
-            (result, state.inner_state), (without, state_without.inner_state)
-        )
+    poisoned = extra | {"conv": extra["conv"].at[1, 2, 0].set(jnp.nan)}
+    result, state = train(safe, params, [*gradients[:2], poisoned, *gradients[2:]])
+    assert state.total_notfinite == 1
+    chex.assert_trees_all_equal(
+        (result, state.inner_state), (without, state_without.inner_state)
+    )
     result, state = train(safe, params, [*gradients[:2], extra, *gradients[2:]])
     assert_differs(chex.assert_trees_all_equal, result, without)
 
@@ -224,19 +193,16 @@ def test_apply_if_finite_forgets_a_bad_gradient(tx):
 @each("jorge", "from_adamw")
 def test_a_bad_gradient_at_a_refresh_leaves_its_roots_as_they_were(tx):
     shapes = {"conv": (2, 3, 4), "dense": (6, 4), "tall": (12, 2)}
-    trees = random_trees(4, shapes=shapes)
-    params, state = train(tx, trees[0], trees[1:3])
+    params, *gradients, grads = random_trees(4, shapes=shapes)
+    params, state = train(tx, params, gradients)
     before = optax.tree.get(state, "roots")
 
     def roots_after(grads):
         return optax.tree.get(step_of(tx)(params, state, grads)[1], "roots")
 
-    grads = trees[3]
     usual = roots_after(grads)
-    assert_differs(chex.assert_trees_all_equal, usual, before)
+    assert not any(same_roots(usual, before))
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
-        everywhere = jax.tree.map(lambda g, bad=bad: jnp.full_like(g, bad), grads)
-        chex.assert_trees_all_equal(roots_after(everywhere), before)
         for leaf, entry in (("tall", (3, 1)), ("conv", (1, 2, 0))):
             after = roots_after(grads | {leaf: grads[leaf].at[entry].set(bad)})
             # The tile with the bad entry keeps its roots, bit for bit; every other
@@ -277,10 +243,9 @@ def test_schedule_free_equals_its_recursion_written_out():
     evaluated = optax.contrib.schedule_free_eval_params(state, result)
     ours = result, evaluated, state.base_optimizer_state
     assert_agrees(ours, (y, x, base_state), tolerance=1e-4)
-    assert_differs(assert_close, result, z, tolerance=1e-4)
 
-    narrow = random_trees(3, jnp.bfloat16)
-    assert_steps_keep_types(wrapped, narrow[0], narrow[1:])
+    params, *gradients = random_trees(3, jnp.bfloat16)
+    assert_steps_keep_types(wrapped, params, gradients)
 
 
 def test_complex_parameters_split_into_real_and_imaginary_parts():
@@ -326,54 +291,35 @@ def then_decay_and_rate(step):
     )
 
 
-PIECES: dict[str, Any] = {
-    # By SGD's length each parameter of one tile is grafted as a whole.
-    "sgd": then_decay_and_rate(
-        optax.partition(
-            {
-                "matrix": graft(optax.trace(MOMENTUM), direction()),
-                "rest": optax.trace(MOMENTUM),
-            },
-            labels,
-        )
+# By SGD's length each parameter of one tile is grafted as a whole.
+GRAFTED = graft(optax.trace(MOMENTUM), direction())
+SGD = {"matrix": GRAFTED, "rest": optax.trace(MOMENTUM)}
+IN_TILES = then_decay_and_rate(direction(tiling=Tiling(3)))
+OTHERS = {"matrix": IN_TILES, "rest": optax.adamw(0.3)}
+WHOLE_AND_PIECES: dict[str, Any] = {
+    "sgd": ({}, then_decay_and_rate(optax.partition(SGD, labels))),
+    "none": (dict(grafting=None, tiling=Tiling(3)), IN_TILES),
+    "others": (
+        dict(grafting=None, tiling=Tiling(3), others=optax.adamw(0.3)),
+        optax.partition(OTHERS, labels),
     ),
-    "none": then_decay_and_rate(direction(tiling=Tiling(3))),
-    "others": optax.partition(
-        {
-            "matrix": then_decay_and_rate(direction(tiling=Tiling(3))),
-            "rest": optax.adamw(0.3),
-        },
-        labels,
-    ),
-}
-WHOLE = {
-    "sgd": {},
-    "none": dict(grafting=None, tiling=Tiling(3)),
-    "others": dict(grafting=None, tiling=Tiling(3), others=optax.adamw(0.3)),
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", WHOLE_AND_PIECES)
 def test_jorge_equals_its_explicit_form(name):
-    shapes = {"kernel": (6, 4), "bias": (4,)}
-    params, *gradients = random_trees(7, shapes=shapes)
-
-    def trained(**changes):
-        options = dict(update_interval=3, **WHOLE[name]) | changes
-        tx = jorge(rate, MOMENTUM, DECAY, matrices, **options)
-        return train(tx, params, gradients)[0]
-
-    expected, _ = train(PIECES[name], params, gradients)
-    assert_agrees(trained(), expected, tolerance=1e-4)
-    for changes in ({"update_interval": 4}, {"tiling": Tiling(2)}):
-        assert_differs(assert_close, trained(**changes), expected, tolerance=1e-4)
+    options, pieces = WHOLE_AND_PIECES[name]
+    params, *gradients = random_trees(7, shapes={"kernel": (6, 4), "bias": (4,)})
+    tx = jorge(rate, MOMENTUM, DECAY, matrices, **{"update_interval": 3} | options)
+    result, _ = train(tx, params, gradients)
+    expected, _ = train(pieces, params, gradients)
+    assert_agrees(result, expected, tolerance=1e-4)
 
 
 def test_leaves_without_roots_take_sgd_steps():
     shapes = {"bias": (5,), "scale": (), "column": (7, 1), "left": (4, 4)}
     params, *gradients = random_trees(5, shapes=shapes)
-    tiling = Tiling(leave_out=("left",))
-    without = jorge(rate, MOMENTUM, tiling=tiling)
+    without = jorge(rate, MOMENTUM, tiling=Tiling(leave_out=("left",)))
     expected, _ = train(optax.sgd(rate, MOMENTUM), params, gradients)
     assert_agrees(train(without, params, gradients)[0], expected)
     with_roots, _ = train(jorge(rate, MOMENTUM), params, gradients)
