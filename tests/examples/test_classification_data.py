@@ -135,6 +135,7 @@ def test_imagenet_is_read(imagenet):
     pixel = data.test[0]["image"][0, 0] / 255
     expected = (pixel - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     np.testing.assert_allclose(first["image"][0, 0, 0], expected, rtol=1e-4)
+    assert input_pipeline.load("imagenet", imagenet).shape == (224, 224, 3)
     path = imagenet / "train" / "n02" / "n02_1.JPEG"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"n02/n02_1\.JPEG cannot be decoded"):

@@ -4,7 +4,6 @@ The references are files of torch_reference/make_reference.py, which says how to
 those of full size. They are checked if TORCH_REFERENCE names their folder.
 """
 
-import functools
 import os
 import pathlib
 
@@ -29,35 +28,23 @@ TOLERANCE = 1e-4  # of the largest output
 FULL_TOLERANCE = {"eval": TOLERANCE, "train": 5e-4}
 
 
-def thin_resnet(block, depths, widths, classes=5):
-    return ResNet(block, depths, widths=widths, classes=classes, rngs=nnx.Rngs(0))
-
-
-def thin_deeplab(block, widths, aspp_width, aux=True):
-    return DeepLabV3(
-        block,
+THIN = {
+    "resnet_basic": lambda classes=5: ResNet(
+        BasicBlock,
+        (1, 2, 1, 1),
+        widths=(4, 4, 8, 8),
+        classes=classes,
+        rngs=nnx.Rngs(0),
+    ),
+    "deeplab_bottleneck": lambda aux=True: DeepLabV3(
+        Bottleneck,
         (1, 1, 2, 2),
-        widths=widths,
-        aspp_width=aspp_width,
+        widths=(4, 4, 4, 4),
+        aspp_width=4,
         rates=(1, 2, 3),
         classes=3,
         aux=aux,
         rngs=nnx.Rngs(0),
-    )
-
-
-THIN = {
-    "resnet_basic": lambda **options: thin_resnet(
-        BasicBlock, (1, 2, 1, 1), (4, 4, 8, 8), **options
-    ),
-    "resnet_bottleneck": lambda **options: thin_resnet(
-        Bottleneck, (2, 1, 1, 1), (4, 4, 4, 8), **options
-    ),
-    "deeplab_basic": lambda **options: thin_deeplab(
-        BasicBlock, (4, 4, 8, 8), 8, **options
-    ),
-    "deeplab_bottleneck": lambda **options: thin_deeplab(
-        Bottleneck, (4, 4, 4, 4), 4, **options
     ),
 }
 FULL = {
@@ -97,19 +84,11 @@ def compile_forward(model, mode):
 
     @jax.jit
     def call(state, images):
-        """Returns the outputs by name, and the batch statistics after."""
-        model = nnx.merge(graph, state)
-        outputs = jax.tree.leaves(model(images))
-        named = dict(zip(("output", "aux"), outputs, strict=False))
-        return named, nnx.state(model, nnx.BatchStat)
+        """Returns the outputs by name."""
+        outputs = jax.tree.leaves(nnx.merge(graph, state)(images))
+        return dict(zip(("output", "aux"), outputs, strict=False))
 
     return call, state
-
-
-@functools.cache
-def compile_thin(name, mode):
-    model, arrays = load_thin(name)
-    return *compile_forward(model, mode), arrays
 
 
 def difference(outputs, arrays, mode="eval"):
@@ -127,42 +106,12 @@ def difference(outputs, arrays, mode="eval"):
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", THIN)
 def test_thin_models_compute_what_torch_does(name, mode):
-    call, state, arrays = compile_thin(name, mode)
-    outputs, _ = call(state, arrays["images"])
+    model, arrays = load_thin(name)
+    call, state = compile_forward(model, mode)
+    outputs = call(state, arrays["images"])
     assert difference(outputs, arrays, mode) < TOLERANCE
     other = "train" if mode == "eval" else "eval"
     assert difference(outputs, arrays, other) > 10 * TOLERANCE
-
-
-@pytest.mark.parametrize("name", THIN)
-def test_each_array_of_the_file_matters(name):
-    call, state, arrays = compile_thin(name, "eval")
-    flat = nnx.to_flat_state(state)
-    for index, (path, variable) in enumerate(flat):
-        changed = list(flat)
-        changed[index] = (path, variable.replace(1.5 * variable[...] + 0.1))
-        outputs, _ = call(nnx.from_flat_state(changed), arrays["images"])
-        assert difference(outputs, arrays) > TOLERANCE, path
-
-
-@pytest.mark.parametrize("name", ["resnet_basic", "deeplab_bottleneck"])
-def test_running_statistics_move_as_in_torch_but_for_the_unbiased_variance(name):
-    call, state, arrays = compile_thin(name, "train")
-    images = arrays["images"]
-    _, batch_stats = call(state, images)
-    ours = batch_stats.get("backbone", batch_stats)["bn1"]
-    before = "state.backbone.bn1" if "backbone" in batch_stats else "state.bn1"
-    mean = arrays["after.bn1.running_mean"]
-    np.testing.assert_allclose(ours["mean"][...], mean, atol=1e-6)
-    assert np.abs(mean - arrays[f"{before}.running_mean"]).max() > 1e-3
-    # The stem halves the sides, rounding up.
-    pixels = len(images) * ((images.shape[1] + 1) // 2) * ((images.shape[2] + 1) // 2)
-    old = 0.9 * arrays[f"{before}.running_var"]
-    added = arrays["after.bn1.running_var"] - old
-    np.testing.assert_allclose(
-        ours["var"][...] - old, added * (pixels - 1) / pixels, rtol=1e-4
-    )
-    assert not np.allclose(ours["var"][...] - old, added, rtol=1e-4)
 
 
 @pytest.mark.skipif(
@@ -182,8 +131,7 @@ def test_full_models_compute_what_torch_does(name):
     arrays = read_arrays(path)
     for mode, tolerance in FULL_TOLERANCE.items():
         call, state = compile_forward(model, mode)
-        outputs, _ = call(state, arrays["images"])
-        assert difference(outputs, arrays, mode) < tolerance
+        assert difference(call(state, arrays["images"]), arrays, mode) < tolerance
 
 
 # The converter.
@@ -214,65 +162,52 @@ def same(one, other):
     )
 
 
-def test_kernels_and_statistics_go_to_their_layers_and_axes(save):
-    model, arrays = load_thin("deeplab_basic")
-    again = make_thin("deeplab_basic")
+def test_arrays_go_to_their_layers_and_axes_from_either_kind_of_file(save):
+    model, arrays = load_thin("deeplab_bottleneck")
+    again = make_thin("deeplab_bottleneck")
     assert not same(again, model)
-    load_torchvision(again, save(state_dict("deeplab_basic")))  # as safetensors
+    load_torchvision(again, save(state_dict("deeplab_bottleneck")))  # as safetensors
     assert same(again, model)
-    kernel = arrays["state.backbone.layer2.0.downsample.0.weight"]
-    block = model.backbone.layer2[0]
-    np.testing.assert_array_equal(
-        block.downsample.conv.kernel[0, 0], kernel[:, :, 0, 0].T
-    )
+    kernel = arrays["state.classifier.0.convs.3.0.weight"]
+    ours = model.classifier.aspp.convs[3].conv.kernel[...]
+    assert ours[2, 1, 3, 2] == kernel[2, 3, 2, 1] != kernel[2, 3, 1, 2]
     np.testing.assert_array_equal(
         model.classifier.aspp.pooling.bn.var[...],
         arrays["state.classifier.0.convs.4.2.running_var"],
     )
-    kernel = arrays["state.classifier.0.convs.3.0.weight"]
-    ours = model.classifier.aspp.convs[3].conv.kernel[...]
-    assert ours[2, 1, 3, 4] == kernel[4, 3, 2, 1] != kernel[4, 3, 1, 2]
 
 
 def test_a_backbone_loads_from_a_plain_resnet(save):
-    arrays = state_dict("deeplab_basic")
     plain = {
         n.removeprefix("backbone."): a
-        for n, a in arrays.items()
+        for n, a in state_dict("deeplab_bottleneck").items()
         if n.startswith("backbone.")
     }
     plain |= {"fc.weight": np.ones((5, 8), "f4"), "fc.bias": np.ones(5, "f4")}
-    path = save(plain)
-    model, untouched = make_thin("deeplab_basic"), make_thin("deeplab_basic")
-    whole, _ = load_thin("deeplab_basic")
-    load_backbone(model, path)
-    assert same(model.backbone, whole.backbone)
+    model, untouched = (make_thin("deeplab_bottleneck") for _ in range(2))
+    load_backbone(model, save(plain))
+    assert same(model.backbone, load_thin("deeplab_bottleneck")[0].backbone)
     assert same(model.classifier, untouched.classifier)
-    assert same(model.aux_classifier, untouched.aux_classifier)
     assert not same(model.backbone, untouched.backbone)
 
 
 def test_a_skipped_part_is_neither_read_nor_set():
-    path = thin_path("resnet_basic")
     model = make_thin("resnet_basic", classes=9)
-    before = np.asarray(model.fc.kernel)
+    path = thin_path("resnet_basic")
     load_torchvision(model, path, prefix="state.", skip=("fc.",))
-    np.testing.assert_array_equal(model.fc.kernel[...], before)
+    assert (model.fc.kernel[...] == 1).all()
     assert not same(model, make_thin("resnet_basic", classes=9))
-    without_aux = make_thin("deeplab_basic", aux=False)
-    path = thin_path("deeplab_basic")
+    without_aux = make_thin("deeplab_bottleneck", aux=False)
+    path = thin_path("deeplab_bottleneck")
     load_torchvision(without_aux, path, prefix="state.", skip=("aux_classifier.",))
-    assert same(without_aux.classifier, load_thin("deeplab_basic")[0].classifier)
+    assert same(without_aux.classifier, load_thin("deeplab_bottleneck")[0].classifier)
 
 
 def test_all_that_does_not_fit_is_told_at_once_and_nothing_is_set(save):
     arrays = state_dict("resnet_basic")
     del arrays["layer1.0.conv1.weight"]
     arrays["layer9.0.conv1.weight"] = np.zeros((4, 4, 3, 3), "f4")
-    model, before = (
-        make_thin("resnet_basic", classes=9),
-        make_thin("resnet_basic", classes=9),
-    )
+    model, before = (make_thin("resnet_basic", classes=9) for _ in range(2))
     with pytest.raises(ValueError, match="does not fit the model") as error:
         load_torchvision(model, save(arrays))
     lines = str(error.value).splitlines()
@@ -297,11 +232,9 @@ def test_a_long_list_is_cut_and_other_files_are_refused(tmp_path):
         load_torchvision(model, tmp_path / "resnet50.pth")
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_weights_that_are_not_finite_are_named(save, value):
+def test_weights_that_are_not_finite_are_named(save):
     arrays = state_dict("resnet_basic")
-    arrays["fc.bias"] = arrays["fc.bias"].copy()
-    arrays["fc.bias"][1] = value
+    arrays["fc.bias"] = np.array([0, np.nan, 0, 0, 0], np.float32)
     arrays["bn1.weight"] = arrays["bn1.weight"].astype(np.int32)
     with pytest.raises(ValueError, match="does not fit the model") as error:
         load_torchvision(make_thin("resnet_basic"), save(arrays))
