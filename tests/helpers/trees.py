@@ -1,6 +1,7 @@
 """Arrays and trees to test with, training on them, and how they are compared."""
 
 import math
+import re
 from typing import Any
 
 import chex
@@ -48,6 +49,11 @@ def tree(seed: int, *leading: int, dtype: Any = np.float32) -> dict[str, jax.Arr
         key: normal(seed + i, (*leading, *shape), dtype)
         for i, (key, shape) in enumerate(TREE.items())
     }
+
+
+def saying(*parts: str) -> str:
+    """A pattern of the parts, in this order, each taken literally."""
+    return "(?s)" + ".*".join(re.escape(part) for part in parts)
 
 
 def differs(assertion: Any, *trees: Any) -> None:

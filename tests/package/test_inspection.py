@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from jorge_optax import (
-    BinomialSeries,
     MatrixView,
     Numerics,
     Tiling,
@@ -25,8 +24,16 @@ from jorge_optax import (
     scale_by_jorge,
     views,
 )
-from tests.helpers.errors import saying
-from tests.helpers.trees import QUICK, arrays, close, differs, equal, normal, structs
+from tests.helpers.trees import (
+    QUICK,
+    arrays,
+    close,
+    differs,
+    equal,
+    normal,
+    saying,
+    structs,
+)
 
 PARAMS = {
     **structs(conv=(3, 3, 4, 8), scan=(3, 5, 6), scalar=(), column=(17, 1)),
@@ -41,16 +48,12 @@ def bytes_of(tree):
 
 DESCRIBED = (
     None,
-    jorge(0.1, numerics="reduced"),
     jorge(0.1, tiling=Tiling(16), numerics=Numerics(momenta="bfloat16")),
-    jorge(0.1, grafting=None),
     jorge(0.1, grafting=lengths.Adam()),
-    jorge(0.1, grafting=lengths.Shape(), weight_decay=0.1),
-    jorge(0.1, others=optax.adamw(1e-3)),
+    jorge(0.1, grafting=lengths.Shape(), weight_decay=0.1, numerics="reduced"),
+    jorge(0.1, grafting=None, others=optax.adamw(1e-3)),
     scale_by_jorge(momentum=0.9),
     from_sgd(0.1, leave_out=("dense",)),
-    from_adamw(0.1, rule=BinomialSeries()),
-    from_scratch(90),
 )
 
 
@@ -99,27 +102,17 @@ def test_describe_tells_what_happens_to_each_parameter():
 # What the default does not fit, with the option that does; "" where it fits.
 LAYERS = {
     "embed/embedding": ((50257, 768), "leave_out=('embed"),
-    "decoder/table": ((50257, 768), "leave_out=('table',)"),
     "dense/lora_a": ((768, 4), "leave_out=('lora_a',)"),
     "depthwise/kernel": ((3, 3, 1, 256), "leave_out=('depthwise',)"),
-    "block/dw_conv/kernel": ((3, 3, 1, 64), "leave_out=('dw_conv',)"),
     "stages/conv/kernel": ((4, 3, 3, 64, 64), "view=views.scanned('stages')"),
-    "layers/mlp/kernel": ((12, 512, 512), "view=views.scanned('layers')"),
     "layers/attention/query": ((12, 768, 12, 64), "view=views.scanned('layers')"),
     "experts/up": ((8, 512, 2048), "view=views.scanned('experts')"),
     "attention/query/kernel": ((768, 12, 64), ""),
-    "attention/query/bias": ((12, 64), ""),
     "attention/out/kernel": ((12, 64, 768), ""),
     "fc/kernel": ((2048, 1000), ""),
-    "conv/kernel": ((3, 3, 64, 128), ""),
     "conv3d/kernel": ((3, 3, 3, 32, 64), ""),
-    "conv1d/kernel": ((3, 64, 128), ""),
     "stem/kernel": ((7, 7, 3, 64), ""),
-    "grey/kernel": ((3, 3, 1, 64), ""),
-    "head/kernel": ((64, 10), ""),
-    "norm/scale": ((64,), ""),
 }
-SHAPES = {path: shape for path, (shape, _) in LAYERS.items()}
 
 
 def advised(note):
@@ -146,28 +139,23 @@ def test_describe_names_the_remedy_where_the_default_does_not_fit(path):
     assert describe(params, jorge(0.1, tiling=advised(note))).notes == ()
 
 
-EMBEDDINGS = ("embed/embedding",)  # the recipes leave them out anyway
-
-
 @pytest.mark.parametrize("recipe", [jorge, from_sgd, from_adamw, from_scratch])
 def test_a_recipe_gets_the_same_advice_as_code_that_runs(recipe):
     """Each line of it, and all together; healthy parameters are left alone."""
-    params = structs(**{k: s for k, s in SHAPES.items() if k not in EMBEDDINGS})
+    shapes = {path: shape for path, (shape, _) in LAYERS.items() if "embed" not in path}
+    params = structs(**shapes)
     plain, notes = describe(params), describe(params, recipe(9)).notes
     assert notes == plain.notes
-    assert len(notes) > 5
+    assert len(notes) > 4
     for note in notes:
         fewer = describe(params, recipe(9, tiling=advised(note))).notes
         assert len(fewer) < len(notes)
-    everything = recipe(9, tiling=advised(notes[-1]))
-    table = describe(params, everything)
+    table = describe(params, recipe(9, tiling=advised(notes[-1])))
     assert table.notes == ()
     rows = {leaf.path: leaf for leaf in table.leaves}
-    assert rows["layers/mlp/kernel"].matrix == "12 of 512x512"
     assert rows["layers/attention/query"].matrix == "12 of 768x768"
-    left_out = {"head/kernel"} if recipe is from_adamw else set()
     for leaf in plain.leaves:
-        if not LAYERS[leaf.path][1] and leaf.path not in left_out:
+        if not LAYERS[leaf.path][1]:
             assert rows[leaf.path].tiles == leaf.tiles
 
 
@@ -182,7 +170,6 @@ def test_advice_keeps_the_tiling_that_it_changes():
     assert advised(lora) == Tiling(128, leave_out=("out", "lora"))
     assert advised(thin) == Tiling(128, leave_out=("out", "thin"))
     table = describe(params, jorge(0.1, tiling=advised(together)))
-    assert table.notes == ()
     assert [x.path for x in table.leaves if x.matrix != "-"] == ["attention/kernel"]
     scanned = Tiling(view=views.scanned("attention"))
     for note in describe(params, jorge(0.1, tiling=scanned)).notes:
@@ -193,7 +180,7 @@ FOREIGN = {
     "another": lambda tx: optax.sgd(0.1),
     "a chain": lambda tx: optax.chain(optax.clip(1.0), tx),
     "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
-    "the arguments swapped": lambda tx: arrays(w=(3, 2)),
+    "parameters": lambda tx: arrays(w=(3, 2)),
     "a recipe that was not called": lambda tx: from_adamw,
 }
 
@@ -211,13 +198,6 @@ def test_only_our_own_transformation_is_described(name):
         message = saying(f"{function} takes the transformation that jorge", "from_sgd")
         with pytest.raises(TypeError, match=message):
             call()
-    for swapped in (
-        lambda: describe(tx, params),
-        lambda: diagnostics(tx, params, None, state),
-        lambda: reshard_state(tx, state, params),
-    ):
-        with pytest.raises(TypeError, match="takes the transformation that jorge"):
-            swapped()
 
 
 # Diagnostics.
@@ -269,11 +249,8 @@ def test_diagnostics_agree_with_linear_algebra():
     assert float(report["w/cosine"][0]) == pytest.approx(cosine, rel=1e-3)
 
 
-def test_diagnostics_count_rows_that_no_gradient_has_excited(monkeypatch):
+def test_diagnostics_count_rows_that_no_gradient_has_excited():
     state, _ = trained(TX, MATRIX, dead_row=True)
-    # It over-counts sharded matrices elsewhere.
-    monkeypatch.setattr(jnp.linalg, "norm", None)
-    jax.clear_caches()
     report = diagnostics(state, MATRIX, None, TX)
     assert report["w/left/unexcited"].tolist() == [1]
     assert report["w/right/unexcited"].tolist() == [0]
@@ -296,8 +273,10 @@ def test_diagnostics_find_the_state_wherever_it_is_and_leave_it_alone():
     assert type(jitted) is type(plain)  # a tree
     close(dict(jitted), dict(plain))
     equal(state, copy)
-    other, _ = trained(jorge(0.1, update_interval=2), MATRIX)
-    differs(close, dict(diagnostics(other, MATRIX, grads, TX)), dict(plain))
+
+
+def test_diagnostics_refuse_what_does_not_fit_the_state():
+    state, grads = TX.init(MATRIX), MATRIX
     for none, number in ((optax.sgd(0.1).init(MATRIX), 0), ((state, state), 2)):
         with pytest.raises(ValueError, match=f"one JorgeState in it, found {number}"):
             diagnostics(none, MATRIX, None, TX)
@@ -323,8 +302,7 @@ def test_diagnostics_have_one_number_for_each_tile_of_a_parameter():
         return dict(diagnostics(state, params, params, tx))
 
     together = report(params)
-    for key, values in together.items():
-        assert len(values) == tiles[key.split("/")[0]]
+    assert {k: len(together[f"{k}/left/norm"]) for k in tiles} == tiles
     alone = report({"c": params["c"]})  # its tiles share a stack with those of a
     close({name: together[name] for name in alone}, alone)
     differs(close, together["a/left/norm"][:2], alone["c/left/norm"])
@@ -378,13 +356,6 @@ def test_scalars_are_the_ones_to_worry_about():
 def test_roots_of_any_length_start_with_a_condition_of_one():
     """Where the estimate of the largest eigenvalue is exact, the shifted root is 0."""
     params = {str(length): jnp.zeros((length, length)) for length in (2, 7, 16)}
-    state = TX.init(params)
-    # The last row of each root, as it is, halved or negative.
-    for factor, condition in ((1, 1), (0.5, 2), (-1, np.inf)):
-        changed = jax.tree.map(
-            lambda x, factor=factor: x.at[:, -1].mul(factor) if x.ndim == 3 else x,
-            state,
-        )
-        scalars = diagnostics(changed, params, None, TX).scalars()
-        found = {n: scalars[f"{n}/condition"] for n in params}
-        assert found == pytest.approx(dict.fromkeys(params, condition), rel=1e-3)
+    scalars = diagnostics(TX.init(params), params, None, TX).scalars()
+    found = [scalars[f"{n}/condition"] for n in params]
+    assert found == pytest.approx([1, 1, 1], rel=1e-3)

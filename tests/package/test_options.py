@@ -31,8 +31,15 @@ from jorge_optax import (
     tuning,
     views,
 )
-from tests.helpers.errors import saying
-from tests.helpers.trees import arrays, close, differs, equal, one_update, structs
+from tests.helpers.trees import (
+    arrays,
+    close,
+    differs,
+    equal,
+    one_update,
+    saying,
+    structs,
+)
 
 NAN, INF = float("nan"), float("inf")
 MESH = jax.make_mesh((1,), ("data",))
@@ -85,13 +92,10 @@ TYPE_ERRORS = (
     # Rates and schedules.
     (jorge, "learning_rate", (None, "0.1", True, [1]), "number or a schedule, got {}"),
     (jorge, "learning_rate", (optax.sgd(0.1),), "Pass the arguments ... from_sgd("),
-    (jorge, "learning_rate", (optax.adamw(0.1),), "for optax.adamw(1e-3), from_adamw("),
     (jorge, "learning_rate", (optax.sgd,), "a function of the step that returns one"),
     (jorge, "learning_rate", (lambda n: jnp.ones(3),), "an array of shape (3,) at"),
-    (jorge, "learning_rate", (lambda n: "none",), "which returns 'none' at step 0"),
     (jorge, "learning_rate", (lambda n, x: 0.1,), "calling it with step 0 failed with"),
     (from_scratch, "learning_rate", (COSINE,), "jorge(schedule, rule=Whitening(),"),
-    (PUBLISHED, "learning_rate", (COSINE,), "write from_sgd(schedule, ..., rule="),
     (THIRDS, "peak_value", (COSINE, None), "peak_value must be a number, got"),
     # Numbers.
     (jorge, "momentum", ("0.9", None), "a number, got {}. A value of 0.9 is usual"),
@@ -100,12 +104,10 @@ TYPE_ERRORS = (
     (jorge, "weight_decay", (COSINE,), INJECT + "weight_decay=schedule)"),
     (from_adamw, "b1", (COSINE,), "a number, got a function ... Pass a number."),
     (BinomialSeries, "eps", ("1e-6", None), "a number, got {}. Every root starts"),
-    (BinomialSeries, "damping", ("0", None), "a number, got {}"),
     (ADAM, "b2", (None, "0.9"), "lengths.Adam.b2 must be a number, got {}"),
     # What is no number.
     (jorge, "rule", (Whitening,), RULES + " ... or None, got Whitening: write"),
     (jorge, "rule", ("whitening", "Whitening"), RULES + " ... write rule=Whitening()"),
-    (jorge, "rule", (BinomialSeries,), RULES + " ... write rule=BinomialSeries()"),
     (jorge, "rule", (SGD(), 3), RULES + " ... or None, got {}"),
     (jorge, "tiling", (256, Tiling, {}, 0), "a jorge_optax.Tiling or None, got {}"),
     (jorge, "numerics", ("bfloat16", {}), "Numerics, 'exact', 'reduced' or None, got"),
@@ -118,7 +120,6 @@ TYPE_ERRORS = (
     (Tiling, "view", (NotHashable(),), "hashable ... got {} ... frozen dataclass"),
     (Tiling, "leave_out", ("embed",), "tuple of words, got {}. Write leave_out=({},)"),
     (Tiling, "leave_out", (["a"], ("",), (3,)), "must be a tuple of words, got {}"),
-    (from_adamw, "leave_out", ("lm",), "tuple of words, got {}. Write leave_out=({},)"),
     (views.scanned, "", ({"view": None},), "takes the words to look for ... got ()"),
     (Spread, "sharding", (P("data"), None), "a jax.sharding.NamedSharding ... got {}"),
     (jorge, "sharding", ("data", P()), "or jorge_optax.Sharded, or None, got {}"),
@@ -127,31 +128,23 @@ TYPE_ERRORS = (
     (graft, "magnitude", (0.9, None), "graft: magnitude must be ... got {}"),
     (graft, "direction", (0.9, None), "graft: direction must be ... got {}"),
     # Names.
-    (from_sgd, "mask", (None,), "from_sgd " + MASK),
     (from_adamw, "mask", (None,), "from_adamw " + MASK),
-    (from_scratch, "mask", (None,), "from_scratch " + MASK),
-    (PUBLISHED, "mask", (None,), "from_sgd_as_published " + MASK),
     (jorge, "block_size", (128,), "jorge() ... unexpected keyword argument"),
-    (scale_by_jorge, "block_size", (128,), "scale_by_jorge() ... unexpected keyword"),
 )
 VALUE_ERRORS = (
     # Rates and schedules.
     (jorge, "learning_rate", (-0.1, NAN, INF), "at least 0, got {}. ... subtracts"),
     (jorge, "learning_rate", (lambda n: -0.1,), "got -0.1 at step 0 of its schedule"),
     (from_scratch, "learning_rate", (0.0, -0.1), "positive ... got {} ... 0.0425"),
-    (PUBLISHED, "learning_rate", (0.0, -0.1), "must be positive and finite, got {}"),
     (THIRDS, "peak_value", (-0.1,), "must be finite and at least 0, got {}"),
     (jorge, "update_interval", (0, 2.5, NAN, 2**31), "a schedule of ... {} ... pass 1"),
     (jorge, "update_interval", (-3, INF, True), "an integer of at least 1 ... got {}"),
     (jorge, "update_interval", (COSINE,), "got 0.1 at step 0 ... " + NOT_A_RATE),
     (jorge, "update_interval", (lambda n: 9 - n,), "at step 1000 ... " + NOT_A_RATE),
-    (jorge, "update_interval", (lambda n: NAN,), "got nan at step 0 ... " + NOT_A_RATE),
     # Numbers.
     (jorge, "momentum", (1, 1.5, -0.1, NAN, True), "[0, 1), got {}. A value of 0.9"),
     (from_sgd, "momentum", (1.0, -0.1), "[0, 1), got {}. Jorge's decay is SGD's"),
     (from_adamw, "b1", (1.0, -0.1), "b1 must lie in [0, 1), got {}"),
-    (from_adamw, "b2", (1.0, -0.1), "b2 must lie in [0, 1), got {}"),
-    (from_adamw, "eps", (0.0, -1e-8), "Adam.eps must be positive and finite, got {}"),
     (jorge, "weight_decay", (-1e-4, NAN, INF), "must be finite and at least 0, got {}"),
     (BinomialSeries, "eps", (0, -1e-6, NAN, INF, True), "got {} ... eps**(-1/4)"),
     (BinomialSeries, "damping", (-1e-6, NAN, INF, 1e38, True), SHARE),
@@ -169,8 +162,6 @@ VALUE_ERRORS = (
     (from_scratch, "warmup_steps", (90, 91), "longer than its warm-up ... steps={}"),
     (PUBLISHED, "total_steps", (None,), "Pass the length ... got total_steps={}"),
     (PUBLISHED, "total_steps", (0, 2, 90.5), THREE),
-    (PUBLISHED, "epochs", (90,), "either as total_steps or as epochs and steps_per"),
-    (PUBLISHED, "steps_per_epoch", (9,), "write from_sgd(schedule, ..., rule="),
     (PUBLISHED, "", (dict(total_steps=None, epochs=9),), "Pass the length of training"),
     *(
         (PUBLISHED, "", (dict(total_steps=None, epochs=n, steps_per_epoch=m),), words)
@@ -181,7 +172,6 @@ VALUE_ERRORS = (
     ),
     (PUBLISHED, "warmup_steps", (31,), "must lie in [0, 30], so ... decay; got {}"),
     (PUBLISHED, "warmup_steps", (1.5,), "an integer of at least 0 ... got {}"),
-    (THIRDS, "total_steps", (0, 2, 90.5), THREE),
     (THIRDS, "warmup_steps", (31,), "must lie in [0, 30], so that ... decay; got {}"),
     (GROWING, "first", (8,), "need 1 <= first <= last, got first=8, last=4"),
     (GROWING, "refreshes", (0, 1.5), "an integer of at least 1 ... got {}"),
@@ -192,9 +182,7 @@ VALUE_ERRORS = (
     (Numerics, "roots", ("float16",), RANGE + " float16 ... Choose 'float32'"),
     (Numerics, "roots", ("int32", "bool", "complex64"), RANGE),
     (Numerics, "roots", ("float64",), "Numerics.roots='float64' " + X64),
-    (Numerics, "momenta", ("none", 3), DTYPE),
     (Numerics, "momenta", ("float16", "int32"), RANGE),
-    (Numerics, "momenta", ("float64",), "Numerics.momenta='float64' " + X64),
     (Numerics, "apply", ("tf32",), "jax.numpy.matmul takes, got {}. Choose 'highest'"),
     (Numerics, "refresh", ("tf32",), "matmul takes, got {}. Choose 'highest'"),
     (Spread, "gather_dtype", ("float16",), RANGE + " float16 ... Choose 'float32'"),
@@ -204,7 +192,6 @@ VALUE_ERRORS = (
     # Rules and lengths.
     (jorge, "", (dict(rule=Unknown()),), "Unknown.momentum must be ... got 'heavy'"),
     (jorge, "grafting", ("adam", "Adam"), "got {}: write grafting=lengths.Adam()"),
-    (jorge, "grafting", ("SGD",), "got {}: write grafting=lengths.SGD()"),
     (jorge, "grafting", (SHAPE, "shape"), "write grafting=lengths.Shape()"),
     (jorge, "grafting", (optax.scale_by_adam(),), "write graft(transformation, scale"),
     (jorge, "grafting", ("", 3, optax.sgd, ("sgd",)), "lengths.Adam(), or None, got"),
@@ -227,20 +214,10 @@ def test_a_bad_option_is_refused(error, function, option, value, words):
 
 
 FUNCTIONS = (jorge, scale_by_jorge, from_sgd, from_adamw, from_scratch, PUBLISHED)
-SHARED = {
-    "momentum": 1.0,
-    "b1": 1.0,
-    "weight_decay": -1.0,
-    "weight_decay_mask": "kernel",
-    "rule": "whitening",
-    "grafting": "nothing",
-    "update_interval": 0,
-    "leave_out": "embed",
-    "tiling": 256,
-    "others": 0.9,
-    "numerics": "nothing",
-    "sharding": "data",
-}
+NUMBERS = {"momentum": 1.0, "b1": 1.0, "weight_decay": -1.0, "update_interval": 0}
+OTHERS = {"rule": "whitening", "grafting": "nothing", "weight_decay_mask": "kernel"}
+OTHERS |= {"leave_out": "embed", "tiling": 256, "numerics": "none", "sharding": "data"}
+SHARED = {**NUMBERS, **OTHERS, "others": 0.9}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -260,14 +237,15 @@ def test_a_mask_must_be_booleans_of_the_tree_of_the_parameters():
         jorge(0.1, weight_decay=0.1, weight_decay_mask=mask).init(params)
 
     for words, mask in (
-        (("weight_decay_mask must be", "got 'kernel'"), "kernel"),
-        (("got 0.5 at ['w']",), {"w": 0.5, "b": False}),
-        (("weight_decay_mask must be", "Its tree differs from theirs"), {"w": True}),
+        ("got 'kernel'", lambda params: "kernel"),
+        ("got 0.5 at ['w']", lambda params: {"w": 0.5, "b": False}),
+        ("Its tree differs from theirs", lambda params: {"w": True}),
+        ("Its tree differs from theirs", {"w": True}),
     ):
-        with pytest.raises((TypeError, ValueError), match=saying(*words)):
-            init(lambda params, mask=mask: mask)
-    with pytest.raises(ValueError, match="Its tree differs from theirs"):
-        init({"w": True})
+        with pytest.raises(
+            (TypeError, ValueError), match=saying(*words.split(" ... "))
+        ):
+            init(mask)
     for mask in (booleans, lambda params: booleans, lambda params: True):
         init(mask)
 
@@ -288,25 +266,20 @@ def test_an_injected_mask_is_not_taken_for_a_schedule():
     tx = inject(0.1, **options)
     updates, _ = tx.update(zeros, tx.init(params), params)
     close(updates, {"w": -0.05 * params["w"], "b": zeros["b"]})
-    differs(close, updates, zeros)
 
 
-VIEWS = {
-    "must each name at least one axis in [-3, 3)": (
-        *(((0,), (3,)), ((0,), (-4,)), ((), (0,)), ((0,), ())),
-    ),
-    "names an axis twice": (((0, 1), (1,)), ((0, 0), (1,)), ((2,), (-1,))),
-    "": ((0, 1), (("rows",), (1,)), (((0,),), (1,)), ((0.5,), (1,))),
-}
-NO_VIEWS = (7, True, "rows", "ab", (0, 1, 2), {}, ("0", "1"))
-
-
-@pytest.mark.parametrize(
-    ("answer", "rule"),
-    [(MatrixView(*axes), rule) for rule, all_ in VIEWS.items() for axes in all_]
-    + [(answer, "not a MatrixView") for answer in NO_VIEWS],
-    ids=str,
+# Answers of a view of a parameter of three axes.
+VIEWS = (
+    (MatrixView((0,), (3,)), "must each name at least one axis in [-3, 3)"),
+    (MatrixView((), (0,)), "must each name at least one axis in [-3, 3)"),
+    (MatrixView((2,), (-1,)), "names an axis twice"),
+    (MatrixView(("rows",), (1,)), ""),
+    (MatrixView(0, 1), ""),
+    *((answer, "not a MatrixView") for answer in (7, "ab", (0, 1, 2), {})),
 )
+
+
+@pytest.mark.parametrize(("answer", "rule"), VIEWS, ids=str)
 def test_a_view_must_fit_its_parameter(answer, rule):
     params = {"layers": [structs(kernel=(3, 2, 4))]}
     message = saying(
@@ -320,43 +293,43 @@ def test_a_view_must_fit_its_parameter(answer, rule):
         jorge(0.1, tiling=Tiling(view=lambda path, shape: answer)).init(params)
 
 
-@pytest.mark.parametrize(
-    ("spec", "rule"),
-    [
-        ("data", "give a PartitionSpec of at most 2 axes"),
-        (P(None, None, "data"), "give a PartitionSpec of at most 2 axes"),
-        (P("data"), "which the mesh {'data': 4} does not divide evenly"),
-        (P(None, "model"), "which the mesh {'data': 4} does not divide evenly"),
-    ],
-)
-def test_specs_must_fit_parameters_and_mesh(spec, rule):
+SPECS = {
+    "data": "give a PartitionSpec of at most 2 axes",
+    P(None, None, "data"): "give a PartitionSpec of at most 2 axes",
+    P("data"): "which the mesh {'data': 4} does not divide evenly",
+    P(None, "model"): "which the mesh {'data': 4} does not divide evenly",
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_specs_must_fit_parameters_and_mesh(spec):
     mesh = jax.sharding.AbstractMesh((4,), ("data",))
     tx = jorge(0.1, sharding=Sharded(mesh, lambda path, shape: spec))
-    message = saying(f"Sharded.specs gave {spec!r}", "'w' of shape (6, 4)", rule)
-    with pytest.raises(ValueError, match=message):
+    words = f"Sharded.specs gave {spec!r}", "'w' of shape (6, 4)", SPECS[spec]
+    with pytest.raises(ValueError, match=saying(*words)):
         describe(structs(w=(6, 4)), tx)
 
 
 # Good values pass.
 
+EDGES = {
+    "learning_rate": (0, jnp.float32(0.1), lambda count: 0.1 / (1 + count)),
+    "momentum": (0, 0.999),
+    "weight_decay": (0,),
+    "weight_decay_mask": ({"w": jnp.asarray(True)},),
+    "rule": (BinomialSeries(1e-300), BinomialSeries(1e40), Whitening(damping=0)),
+    "update_interval": (1, 3.0, lambda count: 2.0, GROWING(50)),
+    "numerics": (None, "exact", Numerics("bfloat16", "bfloat16", "default", "high")),
+    "tiling": (Tiling(1), Tiling(view=lambda path, shape: None)),
+    "grafting": ("sgd", None, SHAPE(), ADAM(eps=1e-30)),
+    "sharding": (NamedSharding(MESH, P("data")),),
+}
 
-def test_values_at_the_edge_of_the_allowed_pass():
-    for options in (
-        *({"momentum": 0}, {"momentum": 0.999}, {"weight_decay": 0}),
-        *({"rule": BinomialSeries(eps=eps)} for eps in (1e-300, 1e-30, 1, 1e40)),
-        *({"rule": Whitening(early_refreshes=0)}, {"rule": Whitening(damping=0)}),
-        *({"update_interval": 1}, {"update_interval": 3.0}),
-        *({"update_interval": lambda count: 2.0}, {"update_interval": GROWING(50)}),
-        *({"learning_rate": 0}, {"learning_rate": lambda count: 0.1 / (1 + count)}),
-        {"learning_rate": jnp.float32(0.1)},
-        {"weight_decay": 0.1, "weight_decay_mask": {"w": jnp.asarray(True)}},
-        *({"numerics": own} for own in (None, "exact", "reduced")),
-        {"numerics": Numerics("bfloat16", "bfloat16", "default", "high")},
-        *({"tiling": Tiling(1)}, {"tiling": Tiling(view=lambda path, shape: None)}),
-        *({"grafting": own} for own in ("sgd", None, SHAPE(), ADAM(eps=1e-30))),
-        {"sharding": NamedSharding(MESH, P("data"))},
-    ):
-        tx = jorge(**{"learning_rate": 0.1, **options})
+
+@pytest.mark.parametrize("option", EDGES)
+def test_values_at_the_edge_of_the_allowed_pass(option):
+    for value in EDGES[option]:
+        tx = jorge(**{"learning_rate": 0.1, "weight_decay": 0.1, option: value})
         jax.eval_shape(tx.init, structs(w=(3, 2)))
 
 
@@ -364,41 +337,31 @@ def test_integers_that_int32_does_not_hold_are_numbers():
     params = arrays(w=(3, 2), b=(3,))
     for make in (
         jorge,
-        lambda value: jorge(0.1, weight_decay=value),
-        lambda value: jorge(0.1, grafting=SGD(scale=value)),
+        lambda value: jorge(0.1, weight_decay=value, grafting=SGD(scale=value)),
         lambda value: jorge(0.1, grafting=ADAM(eps=value)),
         lambda value: jorge(0.1, grafting=SHAPE(others=value)),
     ):
         expected = one_update(make(2.0**32), params)
-        for kind in (int, np.int64):
-            equal(one_update(make(kind(2**32)), params), expected)
+        equal(one_update(make(np.int64(2**32)), params), expected)
         differs(equal, one_update(make(2.0**33), params), expected)
 
 
 def test_traced_values_pass():
     params = arrays(w=(4, 3), b=(2,))
-    numbers = {"learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.01}
-    numbers |= {"update_interval": 1}
+    numbers = {"momentum": 0.8, "weight_decay": 0.01, "update_interval": 1}
 
-    def train(numbers):
-        optimizer = jorge(**numbers)
+    def train(rate, numbers):
+        interval = numbers["update_interval"]
+        own = {"update_interval": lambda count: jnp.where(count < 1, 1, interval)}
+        optimizer = jorge(lambda count: rate / (1 + count), **{**numbers, **own})
         state = optimizer.init(params)
         for gradient in (params, jax.tree.map(jnp.cos, params)):
             updates, state = optimizer.update(gradient, state, params)
         return updates
 
-    def train_by_schedules(rate, interval):
-        optimizer = jorge(
-            lambda count: rate / (1 + count),
-            update_interval=lambda count: jnp.where(count < 2, 1, interval),
-        )
-        return optimizer.update(params, optimizer.init(params))[0]
-
     traced = jax.jit(train)
-    expected = jax.jit(lambda: train(numbers))()
-    close(traced(numbers), expected)
+    expected = jax.jit(lambda: train(0.1, numbers))()
+    close(traced(0.1, numbers), expected)
+    differs(close, traced(0.2, numbers), expected)
     for name, other in {"momentum": 0.5, "update_interval": 2}.items():
-        differs(close, traced({**numbers, name: other}), expected)
-    once = one_update(jorge(0.1, update_interval=1), params)
-    close(jax.jit(train_by_schedules)(0.1, 3), once)
-    differs(close, jax.jit(train_by_schedules)(0.2, 3), once)
+        differs(close, traced(0.1, {**numbers, name: other}), expected)

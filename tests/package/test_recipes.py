@@ -24,8 +24,7 @@ from jorge_optax import (
     tuning,
     views,
 )
-from tests.helpers.errors import saying
-from tests.helpers.trees import QUICK, arrays, close, differs, structs
+from tests.helpers.trees import QUICK, arrays, close, differs, saying, structs
 
 COSINE = optax.cosine_decay_schedule(0.1, 1000)
 # One stack of two tiles, and one parameter without roots.
@@ -52,7 +51,6 @@ def rates(tx, steps, length="sgd"):
 # The paper's appendix: rate and decay of SGD, epochs, of these warm-up, decays.
 PAPER = {
     "ResNet-50, batch 1024": (0.4, 1e-4, 90, 5, (30, 60)),
-    "ResNet-50, batch 256": (0.1, 1e-4, 90, 0, (30, 60)),
     "DeepLabv3": (0.02, 1e-4, 30, 0, (10, 20)),
     "Mask R-CNN": (0.02, 1e-4, 26, 0, (8, 16)),
 }
@@ -65,21 +63,18 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark):
     tx = from_sgd_as_published(rate, 0.9, decay, **options)
     first, second = (7 * epoch for epoch in decays)
     assert f"divides by ten at steps {first} and {second}." in str(tx)
-    lines = str(tx).splitlines()
-    assert "momentum         0.9" in lines
-    assert "weight_decay     0.001" in lines
-    assert "rule             BinomialSeries()" in lines
-    found = rates(tx, 7 * epochs)
+    lines = {"weight_decay     0.001", "rule             BinomialSeries()"}
+    assert lines <= {*str(tx).splitlines()}
     expected = rate * np.ones(7 * epochs)
     expected[first:] /= 10
     expected[second:] /= 10
     expected[: 7 * warmup] *= np.arange(7 * warmup) / (7 * max(warmup, 1))
+    found = rates(tx, 7 * epochs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
-    with pytest.raises(AssertionError):
-        np.testing.assert_allclose(found[1:], expected[:-1], rtol=1e-4, atol=1e-9)
+    differs(np.testing.assert_allclose, found[1:], expected[:-1])
 
 
-WHITENING = {"rule": Whitening()}
+WHITENING, SERIES = {"rule": Whitening()}, BinomialSeries()
 ADAM = lengths.Adam(0.95, 1e-6, scale=2.0)
 # A recipe, and the same by hand.
 BY_HAND = {
@@ -88,10 +83,7 @@ BY_HAND = {
         from_sgd(0.1, 0.8, 1e-4, decoupled=True, nesterov=True),
         jorge(0.1, 0.8, 1e-4, **WHITENING),
     ),
-    "sgd, the paper's rule": (
-        from_sgd(0.1, 0.8, 1e-4, rule=BinomialSeries()),
-        jorge(0.1, 0.8, 5e-4),
-    ),
+    "the paper's": (from_sgd(0.1, 0.8, 1e-4, rule=SERIES), jorge(0.1, 0.8, 5e-4)),
     "published": (
         from_sgd_as_published(0.1, 0.9, 1e-4, total_steps=90),
         jorge(tuning.thirds_decay_schedule(0.1, 90), 0.9, 1e-3),
@@ -100,8 +92,8 @@ BY_HAND = {
         from_adamw(COSINE, 0.8, 0.95, eps=1e-6, weight_decay=0.01),
         jorge(COSINE, 0.8, 0.01, grafting=ADAM, **WHITENING),
     ),
-    "adamw, the paper's rule": (
-        from_adamw(0.1, rule=BinomialSeries()),
+    "adamw, the paper's": (
+        from_adamw(0.1, rule=SERIES),
         jorge(0.1, 0.9, 1e-4, grafting=lengths.Adam()),
     ),
 }
@@ -109,16 +101,11 @@ BY_HAND = {
 
 def third_update(tx, params):
     """The update after three steps, by gradients that change."""
-    grads = jax.tree.map(
-        lambda p: jnp.stack([jnp.cos(k * p) for k in (1, 2, 3)]), params
-    )
-
-    def step(state, gradient):
+    state, updates = tx.init(params), params
+    for k in (1, 2, 3):
+        gradient = jax.tree.map(lambda p, k=k: jnp.cos(k * p), params)
         updates, state = tx.update(gradient, state, params)
-        return state, updates
-
-    updates = jax.lax.scan(step, tx.init(params), grads)[1]
-    return jax.tree.map(lambda x: x[-1], updates)
+    return updates
 
 
 def last_update(tx, params):
@@ -167,39 +154,22 @@ def test_from_adamw_takes_twice_adams_length_and_leaves_biases_to_adam():
 CAREFUL = Whitening(beta2=0.8, early_refreshes=5)
 GROWING = tuning.growing_interval_schedule(50)
 OPTIONS = {"tiling": Tiling(64), "numerics": "reduced", "others": optax.adam(1e-3)}
+NESTEROV = from_sgd(0.1, nesterov=True, rule=BinomialSeries())
 # A transformation, words that are printed, words that are not.
 PRINTED = (
-    (from_sgd(0.1), "learning_rate    0.1\n", "weight_decay is"),
     (from_sgd(COSINE), "learning_rate    a schedule: 0.1 at 0, 0 at 1000", "none"),
     (from_sgd(0.1, 0.9, 1e-4), "weight_decay     0.001\n", "0.00100"),
-    (from_sgd(0.1, 0.9, 1e-4), "is that of SGD over 1 - momentum, since it is", "none"),
     (from_sgd(0.1, 0.9, 1e-4, decoupled=True), "weight_decay     0.0001\n", "over 1"),
-    (from_adamw(1e-3), "update_interval  10, and 1 in the first 50 steps\n", "none"),
-    (from_sgd(0.1, rule=BinomialSeries()), "update_interval  10\n", "in the first"),
     (from_sgd(0.1, update_interval=GROWING), "a schedule: 1 at 0, 50 at 1000", "none"),
     (from_sgd(0.1, rule=CAREFUL), "Whitening(beta2=0.8, early_refreshes=5)\n", "none"),
     (from_adamw(jnp.float32(0.5), b2=0.95), "Adam(b2=0.95, scale=2.0)\n", "Array"),
-    (jorge(0.1, grafting=None), "BinomialSeries()", "grafting"),
     (scale_by_jorge(), "BinomialSeries()", "learning_rate"),
-    (from_sgd(0.1, **OPTIONS), "tiling           Tiling(max_dim=64)\n", "none"),
     (from_sgd(0.1, **OPTIONS), "Numerics(roots='bfloat16', momenta='bfloat16'", "none"),
-    (from_sgd(0.1, **OPTIONS), "others           an optimizer of their own\n", "none"),
     (from_sgd(0.1, nesterov=True), "rule             Whitening()\n", "Nesterov"),
-    (
-        from_sgd(0.1, nesterov=True, rule=BinomialSeries()),
-        "note: Nesterov's momentum is not carried over",
-        "none",
-    ),
-    (
-        from_adamw(0.1),
-        "without roots, by the recipe: embeddings, last layers",
-        "tiling",
-    ),
-    (from_adamw(0.1, leave_out=("router",)), "Tiling(leave_out=('router',))", "none"),
+    (NESTEROV, "note: Nesterov's momentum is not carried over", "none"),
+    (from_adamw(0.1), "without roots, by the recipe: embeddings, last layers", "til"),
     (from_adamw(0.1, leave_out=views.only("r")), "leave_out=('r',)", "by the recipe"),
-    (from_scratch(200), "200", "none"),
     (from_scratch(200, warmup_steps=20), "0.0425", "none"),
-    (from_scratch(200, warmup_steps=20), " 20 ", "none"),
     (from_sgd_as_published(0.1, total_steps=90), "at steps 30 and 60.", "embeddings"),
 )
 
@@ -218,22 +188,17 @@ ALL, DENSE = {*EMBEDDINGS, *LAST_LAYERS}, ("dense",)
 LEFT_OUT = (
     (from_adamw(0.1), ALL),
     (from_sgd(0.1), {*EMBEDDINGS}),
-    (from_scratch(9), {*EMBEDDINGS}),
     (from_adamw(0.1, leave_out=("DENSE",)), {*ALL, "dense"}),
     (from_adamw(0.1, leave_out=views.only("dense")), {"dense"}),
-    (from_adamw(0.1, leave_out=views.only()), set()),
     (from_sgd(0.1, tiling=Tiling(leave_out=DENSE)), {*EMBEDDINGS, "dense"}),
+    (jorge(0.1, tiling=Tiling(leave_out=("head",))), {*LAST_LAYERS, "multihead"}),
     (jorge(0.1, tiling=Tiling(leave_out=("/head/",))), {"head"}),
-    (
-        jorge(0.1, tiling=Tiling(leave_out=("head",))),
-        {"head", "lm_head", "multihead", "heads"},
-    ),
 )
 
 
 @pytest.mark.parametrize(("tx", "expected"), LEFT_OUT)
 def test_leave_out_adds_to_what_the_recipe_leaves_out(tx, expected):
-    names = (*EMBEDDINGS, *LAST_LAYERS, "dense", "multihead", "heads")
+    names = (*EMBEDDINGS, *LAST_LAYERS, "dense", "multihead")
     table = describe({key: {"kernel": jnp.ones((6, 5))} for key in names}, tx)
     left_out = {
         leaf.path.split("/")[0]
@@ -245,22 +210,17 @@ def test_leave_out_adds_to_what_the_recipe_leaves_out(tx, expected):
 
 def test_a_word_that_no_parameter_has_is_refused_with_the_nearest_names():
     params = structs(dense=(6, 5), lm_head=(6, 5), bias=(5,))
-    for make in (from_adamw, from_sgd):
-        tx = make(0.1, leave_out=("dense", "lmhead"))
-        message = saying(
-            "leave_out: no parameter has 'lmhead' in its path",
-            "The nearest names are 'lm_head'",
-            "describe(params) shows them all",
-        )
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(tx.init, params)
-        # Not in a tree that is a part of the parameters.
-        jax.eval_shape(tx.init, {})
-        mask = {"dense": True, "lm_head": False, "bias": True}
-        jax.eval_shape(optax.masked(tx, mask).init, params)
-        labels = {"dense": "ours", "lm_head": "rest", "bias": "rest"}
-        parts = optax.partition({"ours": tx, "rest": optax.sgd(0.1)}, labels)
-        jax.eval_shape(parts.init, params)
+    tx = from_adamw(0.1, leave_out=("dense", "lmhead"))
+    message = saying(
+        "leave_out: no parameter has 'lmhead' in its path",
+        "The nearest names are 'lm_head'",
+        "describe(params) shows them all",
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(tx.init, params)
+    # Not in a tree that is a part of the parameters.
+    mask = {"dense": True, "lm_head": False, "bias": True}
+    jax.eval_shape(optax.masked(tx, mask).init, params)
 
 
 def test_others_is_a_complete_optimizer_of_its_own():
@@ -279,25 +239,18 @@ def test_others_is_a_complete_optimizer_of_its_own():
 
 # Traced numbers.
 
-SGD_NUMBERS = {"learning_rate": 0.1, "momentum": 0.8, "weight_decay": 1e-3}
+RATE = {"learning_rate": 0.1, "weight_decay": 1e-3}
 # Adam's b2 and eps go into a dataclass.
-ADAMW_NUMBERS = {"b1": 0.8, "b2": 0.95, "eps": 0.1, "weight_decay": 0.01}
 INJECTED = {
-    "sgd": (from_sgd, SGD_NUMBERS, {}),
-    "adamw": (from_adamw, {"learning_rate": 0.1, **ADAMW_NUMBERS}, {}),
-    "adamw, float32": (
-        from_adamw,
-        {"learning_rate": 0.1, **ADAMW_NUMBERS},
-        {"hyperparam_dtype": jnp.float32},
-    ),
+    from_sgd: {**RATE, "momentum": 0.8},
+    from_adamw: {**RATE, "b1": 0.8, "b2": 0.95, "eps": 0.1},
 }
 
 
-@pytest.mark.parametrize("name", INJECTED)
-def test_numbers_are_injected_without_static_args(name):
-    recipe, numbers, options = INJECTED[name]
-    params = arrays(**PARAMS)
-    tx = optax.inject_hyperparams(recipe, **options)(**numbers)
+@pytest.mark.parametrize("recipe", INJECTED)
+def test_numbers_are_injected_without_static_args(recipe):
+    params, numbers = arrays(**PARAMS), INJECTED[recipe]
+    tx = optax.inject_hyperparams(recipe, hyperparam_dtype=jnp.float32)(**numbers)
     assert numbers.keys() <= tx.init(params).hyperparams.keys()
 
     def run(numbers):
@@ -310,7 +263,7 @@ def test_numbers_are_injected_without_static_args(name):
     run = jax.jit(run, compiler_options=QUICK)
     numbers = {key: jnp.float32(number) for key, number in numbers.items()}
     updates = run(numbers)
-    close(updates, last_update(recipe(**INJECTED[name][1]), params))
+    close(updates, last_update(recipe(**INJECTED[recipe]), params))
     for key, number in numbers.items():
         differs(close, run({**numbers, key: 0.5 * number}), updates)
 
@@ -321,7 +274,6 @@ COUNTS = (
     ("warmup_steps", from_scratch, {"total_steps": 90}),
     ("total_steps", PUBLISHED, {}),
     ("epochs", PUBLISHED, {"steps_per_epoch": 7}),
-    ("steps_per_epoch", PUBLISHED, {"epochs": 9}),
 )
 
 
@@ -330,16 +282,12 @@ def test_a_traced_count_of_steps_is_refused(name, recipe, options):
     message = saying(f"{name} counts steps", f"static_args=('{name}',)")
     with pytest.raises(TypeError, match=message):
         jax.eval_shape(lambda n: recipe(**options, **{name: n}).init(jnp.ones(2)), 9)
-
-
-def test_static_counts_of_steps_can_be_injected():
-    counts = ("total_steps", "warmup_steps")
-    tx = optax.inject_hyperparams(from_scratch, static_args=counts)(90)
-    params = structs(**PARAMS)
-    state = jax.eval_shape(tx.init, params)
-    assert "learning_rate" in state.hyperparams
-    assert not set(counts) & state.hyperparams.keys()
-    jax.eval_shape(tx.update, params, state, params)
+    static = {**options, "total_steps": 90, "warmup_steps": 9}
+    if recipe is from_scratch:
+        tx = optax.inject_hyperparams(recipe, static_args=[*static])(**static)
+        state = jax.eval_shape(tx.init, structs(**PARAMS))
+        assert "learning_rate" in state.hyperparams
+        assert not static.keys() & state.hyperparams.keys()
 
 
 def test_what_follows_b2_is_given_by_name():
