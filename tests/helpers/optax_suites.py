@@ -10,6 +10,7 @@ import pathlib
 import types
 import unittest
 import unittest.mock
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -80,7 +81,9 @@ def load(path: str, split_at: str, tables: dict[str, Any]) -> dict[str, Any]:
     file = pathlib.Path(optax.__path__[0], path)
     start, split, tests = file.read_text().partition(split_at)
     names: dict[str, Any] = {"__name__": f"optax.{file.stem}"}
-    with unittest.mock.patch.dict(os.environ):  # one module asks for eight devices
+    # One module asks for eight devices, and its own table is of optimizers that warn.
+    with unittest.mock.patch.dict(os.environ), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         exec(compile(start, file, "exec"), names)
     if not split or not tables.keys() <= names.keys():
         raise RuntimeError(f"{file} has changed: {split_at!r} or {[*tables]}.")
@@ -126,7 +129,7 @@ def alias_suite(optimizers: Table) -> Any:
 
 def sharding_suite(optimizers: Table) -> Any:
     """The tests of types that hold shardings; they need eight devices."""
-    table = {f"{factory.__name__}": factory(**kw) for factory, kw in optimizers}
+    table = {factory.__name__: factory(**kwargs) for factory, kwargs in optimizers}
     tables = {"OPTIMIZERS": table}
     return load("_src/sharding_test.py", "class ShardingTest", tables)["ShardingTest"]
 
