@@ -96,27 +96,18 @@ def bilinear(feature, y, x):
 
 
 def roi_align(feature, roi, scale, size, samples):
-    """Returns [size, size, ...]; `samples` each way, None for torchvision's own."""
+    """Returns [size, size, ...] from so many samples of each cell, each way."""
     left, top, right, bottom = (scale * number for number in roi)
     width, height = max(right - left, 1.0), max(bottom - top, 1.0)
-    down = samples or math.ceil(height / size)
-    across = samples or math.ceil(width / size)
     result = np.zeros((size, size, *feature.shape[2:]))
     for row in range(size):
         for column in range(size):
-            for i in range(down):
-                for j in range(across):
-                    y = top + (row + (i + 0.5) / down) * height / size
-                    x = left + (column + (j + 0.5) / across) * width / size
-                    result[row, column] += bilinear(feature, y, x) / (down * across)
+            for i in range(samples):
+                for j in range(samples):
+                    y = top + (row + (i + 0.5) / samples) * height / size
+                    x = left + (column + (j + 0.5) / samples) * width / size
+                    result[row, column] += bilinear(feature, y, x) / samples**2
     return result
-
-
-def level(roi, first, last, canonical_size):
-    """Returns the level of the pyramid, from `first` to `last`, of a box."""
-    side = math.sqrt((roi[2] - roi[0]) * (roi[3] - roi[1]))
-    found = math.floor(4 + math.log2(side / canonical_size) + 1e-6)
-    return min(max(found, first), last)
 
 
 def anchors(grid, strides, size, ratios):
@@ -131,24 +122,3 @@ def anchors(grid, strides, size, ratios):
                 found.append([corners[0] + x, corners[1] + y])
                 found[-1] += [corners[2] + x, corners[3] + y]
     return np.array(found)
-
-
-def paste(probabilities, box, height, width):
-    """Returns the probability of each pixel, as torchvision's pasting has it."""
-    cells = len(probabilities) + 2
-    padded = np.zeros((cells, cells))
-    padded[1:-1, 1:-1] = probabilities
-    grown = []
-    for axis in (0, 1):
-        middle = (box[axis] + box[axis + 2]) / 2
-        half = (box[axis + 2] - box[axis]) / 2 * cells / (cells - 2)
-        grown.append((int(middle - half), int(middle + half)))
-    (left, right), (top, bottom) = grown
-    wide, high = max(right - left + 1, 1), max(bottom - top + 1, 1)
-    result = np.zeros((height, width))
-    for y in range(max(top, 0), min(top + high, height)):
-        for x in range(max(left, 0), min(left + wide, width)):
-            row = min(max((y - top + 0.5) * cells / high - 0.5, 0), cells - 1)
-            column = min(max((x - left + 0.5) * cells / wide - 0.5, 0), cells - 1)
-            result[y, x] = bilinear(padded, row, column)
-    return result
