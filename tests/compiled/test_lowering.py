@@ -21,8 +21,9 @@ def lowered(update, *structs):
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recipe", [jorge, from_adamw])
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), [(jorge, "bfloat16"), (from_adamw, "float32")]
+)
 def test_resnet50_update_has_matmuls_and_one_conditional_only(recipe, dtype):
     params, optimizer = shapes.resnet(50, dtype=jnp.dtype(dtype)), recipe(0.1)
     state = jax.eval_shape(optimizer.init, params)
@@ -73,18 +74,6 @@ def test_an_update_begins_when_all_gradients_are_there(make):
     assert name == "optimization_barrier"
     assert taken == given - len(params) > 2  # parameters are there before
     assert first_to_use(optax.sgd(0.1), params)[0] != "optimization_barrier"
-
-
-def test_state_is_allocated_almost_without_padding():
-    params = shapes.resnet(50)
-    roots = jax.eval_shape(scale_by_jorge().init, params).roots
-    assert len(roots.left) <= 10
-    entries = sum(
-        left.unit.shape[0] * left.unit.shape[1] * roots.right[key].unit.shape[1]
-        for key, left in roots.left.items()
-    )
-    matrices = [leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
-    assert sum(matrices) <= entries <= 1.01 * sum(matrices)
 
 
 # When the roots are refreshed.
