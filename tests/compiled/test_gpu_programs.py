@@ -1,7 +1,6 @@
 """How programs for a GPU are read, and what follows from them; no plugin is needed."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,6 @@ import pytest
 
 from benchmarks.cost import counts
 from benchmarks.gpu import programs, target
-from benchmarks.harness import results
-from benchmarks.reports import gpu as report_gpu
 from jorge_optax import jorge
 from tests.compiled.models import RULES
 
@@ -69,18 +66,6 @@ metadata={op_name="jit(step)/optimizer/jorge/step/dot_general"}
   ROOT %out = f32[2,4]{1,0} fusion(%e3), kind=kLoop, calls=%fused_slice
 }
 """
-THUNKS = """001: kConvolution   [source | next=002] kConvolution
-000: kCommandBuffer [prev=001 | sink ]
-    002: kCopy           [source | next=003] kCopy
-    003: kConditional    [prev=002 | next=004]
-      false_branch:
-        006: kCustomKernel [source | sink] touch grid: [1, 1, 1]
-      true_branch:
-        007: kCublasLtMatmul [source | sink] kCublasLtMatmul
-        008: kCublasLtMatmul [source | sink] kCublasLtMatmul
-    004: kCublasLtMatmul [prev=003 | next=005] kCublasLtMatmul
-    005: kCustomKernel   [prev=004 | sink] loop_slice_fusion grid: [1, 1, 1]
-"""
 ARRAY, SLICE, NUMBER = 8 * 4 * 4, 2 * 4 * 4, 4
 
 
@@ -115,37 +100,6 @@ def test_what_must_not_be_there_is_found(old, new, name, found):
     assert programs.plain_and_refresh(PROGRAM)[0][name] == 0
     changed = PROGRAM.replace(old, new)
     assert programs.plain_and_refresh(changed)[0][name] == found
-
-
-def test_graphs_are_read_from_thunks():
-    assert programs.graphs(THUNKS) == [
-        ("kConvolution", None),
-        ("kCopy", 0),
-        ("kConditional", 0),
-        ("kCublasLtMatmul", 0),
-        ("kCustomKernel", 0),
-    ]
-    assert programs.graph_counts(THUNKS) == {
-        "cuda_graphs": 1,
-        "outside_of_graphs": {"kConvolution": 1},
-    }
-    # The convolution is of the forward pass, the copy of nobody.
-    inside = programs.optimizers_part(PROGRAM, THUNKS)
-    assert inside["optimizer_operations"] == inside["of_these_in_one_graph"] == 3
-    assert inside["conditional_in_that_graph"]
-
-
-def test_a_conditional_outside_of_the_graph_is_found():
-    lines = [line for line in THUNKS.splitlines() if "kCommandBuffer" not in line]
-    # All that was in the graph is outside, and the last two are in one of their own.
-    lines = [re.sub("^    ", "", line) for line in lines]
-    lines[-2:] = ["009: kCommandBuffer [sink]", *("    " + x for x in lines[-2:])]
-    inside = programs.optimizers_part(PROGRAM, "\n".join(lines))
-    assert inside["optimizer_operations"] == 3
-    assert inside["of_these_in_one_graph"] == 2
-    assert not inside["conditional_in_that_graph"]
-    with pytest.raises(ValueError, match="5 operations, but 4 thunks"):
-        programs.optimizers_part(PROGRAM, "\n".join(lines[1:]))
 
 
 def test_the_bound_is_the_larger_of_two_times():
@@ -203,31 +157,3 @@ def test_least_bytes_of_an_update():
     # One momentum less.
     whitening = least(jorge(0.1, rule=RULES["whitening"]))
     assert whitening == {name: x - 2 * size for name, x in series.items()}
-
-
-def test_missed_aims_are_shown_as_missed(monkeypatch):
-    read = results.read
-
-    def worse(name):
-        data = read(name)
-        for row in data["rows"]:
-            row["plain"]["precondition"] *= 10
-            row["plain"]["operations"] *= 1 if row["optimizer"] == "sgd" else 5
-            row["plain"]["root_copied_bytes"] = 1
-            row["plain"]["traffic_bytes"] *= 2
-            row["cuda_graphs"] += 1
-            if row["refresh"]:
-                row["refresh"]["cusolver_calls"] += 1
-            row["of_these_in_one_graph"] = 0
-            row["optimizer_flops"] = {"plain": 10**15, "refresh": 0}
-        return data
-
-    monkeypatch.setattr(results, "read", worse)
-    _, aims = report_gpu.gpu_aims()
-    assert {row[-1] for row in aims} == {"missed"}
-    header, shares = report_gpu.gpu_shares()
-    assert all("missed" in row[header.index("aim")] for row in shares)
-    monkeypatch.undo()
-    assert "met" in {row[-1] for row in report_gpu.gpu_aims()[1]}
-    _, shares = report_gpu.gpu_shares()
-    assert any("met" in text for row in shares for text in row)

@@ -33,13 +33,8 @@ def images(path):
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
     done = tmp_path / "done.ipynb"
-    process = subprocess.run(
-        [sys.executable, "-c", EXECUTE, str(NOTEBOOK), str(done)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK), str(done)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert images(done) == images(NOTEBOOK) == 1
     assert "Jorge, whitening: test loss" in done.read_text()

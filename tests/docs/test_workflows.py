@@ -27,12 +27,8 @@ def others(workflow):
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_run_make_targets_alone(path):
     workflow = yaml.safe_load(path.read_text())
-    assert set(workflow) >= {"name", True, "permissions", "jobs"}  # `on` reads as True
     assert commands(workflow)
     assert not others(workflow)
-    for job in workflow["jobs"].values():
-        assert job["runs-on"] == "ubuntu-latest"
-        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
 
 
 def test_another_command_is_found():
@@ -55,18 +51,13 @@ def test_a_release_is_published_without_a_token():
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     publish = yaml.safe_load(text)["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"}
-    assert publish["needs"] == "build"
     assert "secrets" not in text
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_issue_templates_parse(path):
     template = yaml.safe_load(path.read_text())
-    if path.name == "config.yml":
-        assert set(template) == {"blank_issues_enabled"}
-        return
-    assert template["name"]
-    assert template["description"]
-    fields = [field["id"] for field in template["body"]]
-    assert len(fields) == len(set(fields)) >= 4
-    assert all(field["attributes"]["label"] for field in template["body"])
+    if path.name != "config.yml":
+        assert template["name"]
+        assert template["description"]
+        assert all(field["attributes"]["label"] for field in template["body"])
