@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 from pycocotools import mask as coco_mask
 
-from examples.detection import coco, drawing, input_pipeline, masks, scoring
+from examples.detection import coco, input_pipeline, masks, scoring
 from examples.shared.data import eval_batches, subset, train_batches
 from examples.shared.scenes import Scenes, bounding_box, write_coco
 from tests.examples.coco_files import HEIGHT, WIDTH, picture, square, write_split
@@ -19,12 +18,12 @@ pytestmark = pytest.mark.filterwarnings(
 # Annotations made by hand: images 60 wide and 50 high.
 
 
-def annotation(box, category=1, *, image=7, key=31, crowd=0, segmentation=None):
+def annotation(box, category=1, *, image=7, crowd=0, segmentation=None):
     left, top, width, height = box
     right, bottom = left + width, top + height
     outline = [[left, top, right, top, right, bottom, left, bottom]]
     return {
-        "id": key,
+        "id": 31,
         "image_id": image,
         "category_id": category,
         "segmentation": outline if segmentation is None else segmentation,
@@ -72,16 +71,6 @@ def test_polygons_and_both_kinds_of_rle_become_crops(make_split):
     assert example["number"] == 1
 
 
-def test_crowds_are_scored_but_not_trained_on(make_split):
-    annotations = [annotation((5, 5, 20, 20)), annotation((0, 0, 40, 40), crowd=1)]
-    split = make_split(annotations)
-    assert len(split[0]["label"]) == 1
-    assert split.counts["crowds"] == 1
-    truth = split.truth([0])["annotations"]
-    assert [entry["iscrowd"] for entry in truth] == [0, 1]
-    assert [entry["id"] for entry in truth] == [1, 2]
-
-
 def test_images_without_boxes_are_tested_but_not_trained_on(make_split):
     pictures = [picture(key) for key in (7, 8, 9, 10)]
     annotations = [
@@ -89,7 +78,8 @@ def test_images_without_boxes_are_tested_but_not_trained_on(make_split):
         annotation((5, 5, 20, 20), image=9, crowd=1),
         annotation((5, 5, 0.5, 20), image=10),
     ]
-    assert len(make_split(annotations, pictures)) == 1
+    split = make_split(annotations, pictures)
+    assert len(split) == split.counts["crowds"] == 1
     every = make_split(annotations, pictures, train=False)
     assert len(every) == 4
     assert set(every[0]) == {"image", "number"}
@@ -116,33 +106,27 @@ def test_boxes_are_clipped_or_left_out_and_counted(make_split):
     assert split.most == 4
 
 
-def test_unknown_categories_are_refused(make_split):
+@pytest.mark.parametrize("category", [91, 0, -1])
+def test_unknown_categories_are_refused(make_split, category):
     assert len(make_split([annotation((5, 5, 9, 9), 90)])) == 1
-    for wrong in (91, 0, -1):
-        message = (
-            rf"val2017\.json: annotation 31: category_id is {wrong}, but .* 1 to 90"
-        )
-        with pytest.raises(ValueError, match=message):
-            make_split([annotation((5, 5, 9, 9), wrong)])
+    message = (
+        rf"val2017\.json: annotation 31: category_id is {category}, but .* 1 to 90"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_split([annotation((5, 5, 9, 9), category)])
 
 
-def test_what_cannot_be_used_is_refused_with_file_and_annotation(make_split):
+def test_annotations_are_checked(make_split):
+    """One of each reader; all others are in the table of hostile files."""
     bare = annotation((5, 5, 9, 9))
     del bare["bbox"]
     with pytest.raises(ValueError, match=r"2017\.json: annotation 31: .*key 'bbox'"):
         make_split([bare])
-    for segmentation in ("text", [], [[1, 2]], {"size": [HEIGHT, WIDTH]}, None):
-        entry = annotation((5, 5, 9, 9))
-        entry["segmentation"] = segmentation
-        split = make_split([entry])
-        message = r"val2017\.json has a segmentation of image 7 .*annotation 31"
+    split = make_split([annotation((5, 5, 9, 9), segmentation="text")])
+    message = r"val2017\.json has a segmentation of image 7 .*annotation 31"
+    for read in (lambda: split[0], lambda: split.truth([0])):
         with pytest.raises(ValueError, match=message):
-            split[0]
-        with pytest.raises(ValueError, match=message):
-            split.truth([0])
-    outside = picture() | {"file_name": "../val2017/7.jpg"}
-    with pytest.raises(FileNotFoundError, match=r"7\.jpg is missing, which .*json"):
-        make_split([annotation((5, 5, 9, 9))], [outside])
+            read()
 
 
 # Changes for training.
@@ -213,9 +197,7 @@ def test_batches_have_one_shape(data):
     batch = next(train_batches(data.train, data.augment, batch_size=4, seed=0))
     assert batch["image"].shape == (4, 48, 48, 3)
     assert batch["boxes"].shape == (4, most, 4)
-    assert batch["label"].shape == (4, most)
     assert batch["masks"].shape == (4, most, 28, 28)
-    assert batch["masks"].dtype == np.uint8
     idle = batch["label"] == -1
     assert idle.any()
     assert (batch["boxes"][idle] == 0).all()
@@ -232,8 +214,6 @@ def test_a_folder_of_coco_is_loaded(tmp_path, capsys):
     data = input_pipeline.load("coco", tmp_path, image_size=96, test_examples=2)
     assert "3 images, at most" in capsys.readouterr().out
     assert (data.classes, data.shape, len(data.test)) == (91, (96, 96, 3), 2)
-    batch = next(train_batches(data.train, data.augment, batch_size=2, seed=0))
-    assert batch["size"].tolist() == [[57, 57]] * 2
     with pytest.raises(FileNotFoundError, match="COCO needs the folder"):
         input_pipeline.load("coco")
     with pytest.raises(ValueError, match="scenes and coco, got 'voc'"):
@@ -267,15 +247,12 @@ def test_the_truth_has_an_average_precision_of_1(data):
     found = scoring.score(truth, results, with_masks=True)
     assert set(found) == {"bbox_ap", "bbox_ap50", "segm_ap", "segm_ap50"}
     assert list(found.values()) == pytest.approx([1, 1, 1, 1])
-    near = [shifted(entry, 1) for entry in results]
-    far = [shifted(entry, 9) for entry in results]
+    near, far = ([shifted(entry, by) for entry in results] for by in (1, 9))
     one, other = (scoring.score(truth, r, with_masks=True) for r in (near, far))
-    assert 0.3 < one["bbox_ap"] < 0.95
+    assert other["bbox_ap"] < 0.2 < 0.3 < one["bbox_ap"] < 0.95
     assert one["segm_ap"] < one["bbox_ap"]  # thin strokes
-    assert other["bbox_ap"] < 0.2
-    boxes = scoring.score(truth, results, with_masks=False)
-    assert set(boxes) == {"bbox_ap", "bbox_ap50"}
-    assert scoring.score(truth, [], with_masks=True)["bbox_ap"] == 0
+    boxes = scoring.score(truth, [], with_masks=False)
+    assert boxes == {"bbox_ap": 0, "bbox_ap50": 0}
     part, fewer = scoring.truth_of(subset(data.test, 2))  # a part is scored alone
     assert (len(fewer["images"]), len(part)) == (2, 5)
     assert len(fewer["annotations"]) < len(truth["annotations"])
@@ -319,18 +296,3 @@ def test_detections_are_scaled_back_and_pasted(make_split):
     found["size"][0] = [50, 60]
     wrong = scoring.score(truth, scoring.to_coco(found, split), with_masks=True)
     assert wrong["bbox_ap"] < 0.5
-
-
-def test_the_picture_has_truth_and_detections(data, tmp_path):
-    split, truth = scoring.truth_of(data.test)
-    names = {category: str(category - 1) for category in range(1, 11)}
-    results = perfect(split, truth)
-    one, other = tmp_path / "one.png", tmp_path / "other.png"
-    drawing.draw(one, split, [1, 2, 3], truth, results, names)
-    drawing.draw(other, split, [1, 2, 3], truth, [], names)
-    pictures = []
-    for path in (one, other):
-        with Image.open(path) as image:
-            pictures.append(np.asarray(image.convert("RGB")))
-    assert pictures[0].shape == pictures[1].shape
-    assert not np.array_equal(*pictures)

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from examples.segmentation import input_pipeline
 from examples.shared import digits
-from examples.shared.data import eval_batches, train_batches
-from examples.shared.scenes import Scenes, bounding_box
+from examples.shared.scenes import Scenes
 
 
 def same(one, other):
@@ -45,38 +43,6 @@ def test_scenes_have_two_to_six_digits_and_their_masks(size):
     assert classes == set(range(11))
 
 
-def test_splits_have_other_digits_and_other_scenes(monkeypatch):
-    data = digits.load()
-    threes, sevens = data.train_labels == 3, data.test_labels == 7
-    own = data.train_images[threes], data.train_labels[threes]
-    other = data.test_images[sevens], data.test_labels[sevens]
-    monkeypatch.setattr(digits, "load", lambda: digits.Digits(*own, *other))
-    for split, digit in (("train", 3), ("test", 7)):
-        found = [Scenes(split, 5).scene(i).digits for i in range(5)]
-        assert set(np.concatenate(found)) == {digit}
-    monkeypatch.setattr(digits, "load", lambda: digits.Digits(*own, *own))
-    assert same(Scenes("train", 1)[0], Scenes("train", 1)[0])
-    assert not same(Scenes("train", 1)[0], Scenes("test", 1)[0])
-
-
-def test_a_net_sees_where_the_ink_is():
-    # A digit's pixels are nearer to its own colour than the ground around it.
-    scenes = Scenes("train", 20)
-    contrasts = []
-    for number in range(20):
-        scene = scenes.scene(number)
-        for mask in scene.masks:
-            if mask.sum() > 20:
-                left, top, width, height = bounding_box(mask)
-                window = (slice(top, top + height), slice(left, left + width))
-                pixels, ink = scene.image[window].astype(float), mask[window]
-                color = np.median(pixels[ink], axis=0)
-                distance = np.abs(pixels - color).mean(axis=-1)
-                contrasts.append(distance[~ink].mean() - distance[ink].mean())
-    assert len(contrasts) > 40
-    assert np.quantile(contrasts, 0.1) > 20
-
-
 def test_scenes_outside_of_the_limits_are_refused():
     for size in (31, 97):
         with pytest.raises(ValueError, match=f"from 32 to 96, not {size}"):
@@ -85,24 +51,12 @@ def test_scenes_outside_of_the_limits_are_refused():
         Scenes("train", 3)[3]
 
 
-def test_scenes_are_loaded_as_a_data_set():
-    data = input_pipeline.load("scenes", train_examples=9, test_examples=3)
-    assert (len(data.train), len(data.test)) == (9, 3)
-    assert (data.classes, data.shape) == (11, (64, 64, 3))
-    batch = next(train_batches(data.train, data.augment, batch_size=4, seed=0))
-    assert batch["image"].shape == (4, 64, 64, 3)
-    assert batch["image"].dtype == np.float32
-    assert batch["label"].shape == (4, 64, 64)
-    assert batch["label"].dtype == np.int32
-    example = data.train[2]
-    colors = {
-        data.augment(example, np.random.default_rng(seed))["image"].tobytes()
-        for seed in range(40)
-    }
-    assert len(colors) == 6
-    (batch,) = eval_batches(data.test, data.prepare, batch_size=4)
-    np.testing.assert_array_equal(batch["label"][2], data.test[2]["label"])
-    assert (batch["label"][3] == -1).all()
-    assert len(input_pipeline.load("scenes").train) == 4000
-    with pytest.raises(ValueError, match="scenes and coco, got 'voc'"):
-        input_pipeline.load("voc")
+def test_splits_show_digits_of_their_own(monkeypatch):
+    data = digits.load()
+    threes, sevens = data.train_labels == 3, data.test_labels == 7
+    own = data.train_images[threes], data.train_labels[threes]
+    other = data.test_images[sevens], data.test_labels[sevens]
+    monkeypatch.setattr(digits, "load", lambda: digits.Digits(*own, *other))
+    for split, digit in (("train", 3), ("test", 7)):
+        found = [Scenes(split, 5).scene(i).digits for i in range(5)]
+        assert set(np.concatenate(found)) == {digit}

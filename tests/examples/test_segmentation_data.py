@@ -24,16 +24,6 @@ ALL_DIGITS = tuple(range(11))  # categories of scenes: the background, 1 to 10
 # COCO's format.
 
 
-@pytest.mark.parametrize("corner", [False, True])
-def test_run_lengths_are_those_of_pycocotools(corner):
-    mask = np.random.default_rng(0).random((7, 5)) < 0.4
-    mask[0, 0] = corner
-    encoded = {"size": [7, 5], "counts": run_lengths(mask)}
-    decoded = coco_mask.decode(coco_mask.frPyObjects(encoded, 7, 5))
-    np.testing.assert_array_equal(decoded, mask)
-    assert not np.array_equal(decoded, mask[::-1])
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A folder of COCO's layout with scenes; tests leave it as it is."""
@@ -44,35 +34,26 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("capsys")
-def test_pycocotools_reads_written_scenes(written):
+def test_written_scenes_are_read_as_they_were_by_us_and_by_pycocotools(written):
     api = COCO(written / "annotations" / "instances_val2017.json")
+    split = coco.CocoMasks(written, "val2017", ALL_DIGITS)
     scenes = Scenes("test", 4, size=96)
     assert sorted(api.imgs) == [1, 2, 3, 4]
     assert [c["name"] for c in api.cats.values()] == list("0123456789")
-    for key in api.imgs:
-        scene = scenes.scene(key - 1)
-        annotations = api.imgToAnns[key]
+    for number in range(4):
+        scene, made, read = scenes.scene(number), scenes[number], split[number]
+        np.testing.assert_array_equal(read["label"], made["label"])
+        assert not np.array_equal(read["label"], scenes[(number + 1) % 4]["label"])
+        difference = np.abs(read["image"].astype(int) - made["image"]).mean()
+        assert difference < 8  # JPEG
         for annotation, mask, digit in zip(
-            annotations, scene.masks, scene.digits, strict=True
+            api.imgToAnns[number + 1], scene.masks, scene.digits, strict=True
         ):
             assert annotation["category_id"] == digit + 1
-            assert annotation["iscrowd"] == 0
             np.testing.assert_array_equal(api.annToMask(annotation), mask)
             encoded = api.annToRLE(annotation)
             assert annotation["area"] == coco_mask.area(encoded)
             assert annotation["bbox"] == coco_mask.toBbox(encoded).tolist()
-
-
-def test_written_scenes_are_read_as_they_were(written):
-    split = coco.CocoMasks(written, "train2017", ALL_DIGITS)
-    scenes = Scenes("train", 6, size=96)
-    assert len(split) == 6
-    for number in range(6):
-        read, made = split[number], scenes[number]
-        np.testing.assert_array_equal(read["label"], made["label"])
-        assert not np.array_equal(read["label"], scenes[(number + 1) % 6]["label"])
-        difference = np.abs(read["image"].astype(int) - made["image"]).mean()
-        assert difference < 8  # JPEG
 
 
 def test_categories_become_vocs_classes(written):
@@ -89,18 +70,15 @@ def test_categories_become_vocs_classes(written):
 
 def test_coco_is_loaded_as_a_data_set(written):
     data = input_pipeline.load("coco", written, image_size=48)
-    assert (data.classes, data.shape) == (21, (48, 48, 3))
-    assert len(data.test) == 4
+    assert (data.classes, data.shape, len(data.test)) == (21, (48, 48, 3), 4)
     batch = next(train_batches(data.train, data.augment, batch_size=3, seed=0))
     assert batch["image"].shape == (3, 48, 48, 3)
     assert batch["label"].shape == (3, 48, 48)
     (batch,) = eval_batches(data.test, data.prepare, batch_size=4)
     assert batch["image"].shape == (4, 80, 80, 3)
-    assert batch["label"].dtype == np.int32
-    fewer = input_pipeline.load("coco", written, train_examples=1, test_examples=2)
-    assert (len(fewer.train), len(fewer.test)) == (1, 2)
-    assert fewer.shape == (480, 480, 3)
-    assert fewer.prepare(fewer.test[0])["image"].shape == (800, 800, 3)
+    usual = input_pipeline.load("coco", written, train_examples=1, test_examples=2)
+    assert (len(usual.train), len(usual.test)) == (1, 2)
+    assert usual.shape == (480, 480, 3)
 
 
 # Annotations made by hand: an image 60 wide and 50 high.
@@ -155,23 +133,19 @@ def test_pixels_of_two_instances_are_ignored(make_split):
 
 
 def test_images_with_little_to_learn_are_left_out(make_split):
-    pictures = [picture(key) for key in range(1, 7)]
+    pictures = [picture(key) for key in range(1, 5)]
     annotations = [
-        annotation(square(0, 0, 40), image=1, area=1600),
-        annotation(square(0, 0, 10), image=2, area=100),
-        annotation(square(0, 0, 40), image=3, area=1600, crowd=1),
-        annotation(square(0, 0, 40), 90, image=4, area=1600),
-        annotation(square(0, 0, 25), image=5, area=625),
-        annotation(square(30, 0, 25), 5, image=5, area=625),
+        annotation(square(0, 0, 10), image=1, area=100),
+        annotation(square(0, 0, 40), image=2, area=1600, crowd=1),
+        annotation(square(0, 0, 40), 90, image=3, area=1600),
+        annotation(square(0, 0, 25), image=4, area=625),
+        annotation(square(30, 0, 25), 5, image=4, area=625),
     ]
     split = make_split(annotations, pictures, minimum_area=coco.MINIMUM_AREA)
-    assert len(split) == 3
-    assert set(np.unique(split[0]["label"])) == {0, 15}
-    assert set(np.unique(split[1]["label"])) == {0, 15}  # the crowd
-    assert set(np.unique(split[2]["label"])) == {0, 1, 15}
-    every = make_split(annotations, pictures)
-    assert len(every) == 6
-    assert set(np.unique(every[3]["label"])) == {0}
+    assert len(split) == 2
+    assert set(np.unique(split[0]["label"])) == {0, 15}  # the crowd
+    assert set(np.unique(split[1]["label"])) == {0, 1, 15}
+    assert len(make_split(annotations, pictures)) == 4
     with pytest.raises(ValueError, match="leaves no image with more than 9999"):
         make_split(annotations, pictures, minimum_area=9999)
 
@@ -192,9 +166,7 @@ def test_augmentation_keeps_images_and_masks_together(written):
         result = augment(example, np.random.default_rng(seed))
         image, label = result["image"], result["label"]
         assert image.shape == (48, 48, 3)
-        assert image.dtype == np.float32
         assert label.shape == (48, 48)
-        assert set(np.unique(label)) <= {-1, 0, 1}
         white = image[..., 0] > 0.1  # half of the way from black to white
         known = label >= 0
         assert (white == (label == 1))[known].mean() > 0.96
@@ -209,8 +181,7 @@ def test_augmentation_keeps_images_and_masks_together(written):
 
 
 @pytest.mark.parametrize(
-    ("shape", "scaled"),
-    [((60, 60), (52, 52)), ((100, 150), (52, 78)), ((100, 300), (27, 80))],
+    ("shape", "scaled"), [((100, 150), (52, 78)), ((100, 300), (27, 80))]
 )
 def test_evaluation_scales_and_fills_up_to_a_square(written, shape, scaled):
     result = coco.load(written, 48).prepare(white_disc(*shape))
