@@ -14,7 +14,7 @@ from PIL import Image
 
 from examples.shared import files, images
 from tests.examples.hostile import coco_rows
-from tests.examples.hostile.row import Make, Row, after, no_files, write
+from tests.examples.hostile.row import Files, Row, no_files
 
 # Images.
 
@@ -49,111 +49,95 @@ IMAGES = {
     "thin": (encode(Image.new("1", (1, 500)), "PNG"), "sides 1x500 differ"),
     "no-pixels": (png_header(60, 50), "cannot be decoded"),
     "zero": (png_header(0, 50), "cannot be decoded"),
-    "text": (b"no image", "cannot be decoded"),
     "empty": (b"", "cannot be decoded"),
     "cut": (encode(GRAY, "JPEG")[:-40], "cannot be decoded"),
     "gif": (encode(GRAY, "GIF"), "cannot be decoded"),
     "postscript": (POSTSCRIPT, "cannot be decoded"),  # Pillow runs Ghostscript
 }
-
-
-def image_rows() -> list[Row]:
-    rows = [
-        Row(f"image-{name}", write("a.jpg", content), decode, ("a.jpg", said))
+TURNED = coco_rows.coco() | {coco_rows.IMAGE: encode(GRAY.resize((50, 60)), "PNG")}
+IMAGE_ROWS = [
+    *(
+        Row(f"image-{name}", {"a.jpg": content}, decode, ("a.jpg", said))
         for name, (content, said) in IMAGES.items()
-    ]
-    rows += no_files("image", write("a.jpg", encode(GRAY, "PNG")), "a.jpg", decode)
-    rows += no_files("image-coco", coco_rows.coco(), coco_rows.IMAGE, coco_rows.read)
-    declared = {"declared": GRAY.resize((50, 60)), "twice": GRAY.resize((120, 100))}
-    for name, image in declared.items():
-        make = after(coco_rows.coco(), write(coco_rows.IMAGE, encode(image, "PNG")))
-        said = ("7.png is", coco_rows.JSON, "says 60x50")
-        rows.append(Row(f"image-{name}", make, coco_rows.read, said))
-    for kind in ("JPEG", "PNG"):
-        make = write("a.jpg", encode(GRAY, kind))
-        rows.append(Row(f"control-image-{kind}", make, decode, ()))
-    return rows
-
+    ),
+    *no_files("image", {}, "a.jpg", decode),
+    *no_files("image-coco", coco_rows.coco(), coco_rows.IMAGE, coco_rows.read),
+    Row("image-declared", TURNED, coco_rows.read, (coco_rows.JSON, "says 60x50")),
+    Row("control-image-jpeg", {"a.jpg": encode(GRAY, "JPEG")}, decode),
+    Row("control-image-png", {"a.jpg": encode(GRAY, "PNG")}, decode),
+]
 
 # Idx files.
 
 IMAGES_IDX = "train-images-idx3-ubyte.gz"
 LABELS_IDX = "train-labels-idx1-ubyte.gz"
 COUNT = 10
+ZEROS = gzip.compress(bytes(2**24), 1)
 
 
 def idx(sizes: tuple[int, ...], data: bytes) -> bytes:
-    return bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes) + data
+    head = bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
+    return gzip.compress(head + data)
 
 
-def fashion_mnist(pixels: bytes | None = None, labels: bytes | None = None) -> Make:
-    """Returns what writes both files of a split, compressed."""
-    if pixels is None:
-        pixels = gzip.compress(idx((COUNT, 28, 28), bytes(COUNT * 784)))
-    if labels is None:
-        labels = gzip.compress(idx((COUNT,), bytes(range(COUNT))))
-    return after(write(IMAGES_IDX, pixels), write(LABELS_IDX, labels))
+def bomb(*sizes: int) -> bytes:
+    """2 GiB of zeros after a header, in 9 MB."""
+    return idx(sizes, b"") + 128 * ZEROS
 
 
 def read_fashion_mnist(folder: pathlib.Path) -> Any:
     return files.read_fashion_mnist("train", folder)
 
 
-ZEROS = gzip.compress(bytes(2**24), 1)
-
-
-def bomb(header: bytes) -> bytes:
-    """2 GiB of zeros after a header, in 9 MB."""
-    return gzip.compress(header) + 128 * ZEROS
-
-
+FASHION_MNIST: Files = {
+    IMAGES_IDX: idx((COUNT, 28, 28), bytes(COUNT * 784)),
+    LABELS_IDX: idx((COUNT,), bytes(range(COUNT))),
+}
 # Three sizes whose product is 0 in 64 bits.
 WRAPPING = (2**32 - 1, 2**31, 2**31)
-PIXELS = {
-    "bomb": (bomb(idx((COUNT, 28, 28), b"")), "more bytes of data"),
-    "bomb-of-lies": (bomb(idx((2**32 - 1, 28, 28), b"")), "has 4294967295 items"),
-    "wraps": (gzip.compress(idx(WRAPPING, b"")), "has items of shape"),
-    "wraps-to-items": (gzip.compress(idx((2**31, 28, 28), b"")), "2147483648 items"),
-    "other-items": (gzip.compress(idx((40, 14, 14), bytes(7840))), "shape [14, 14]"),
-    "none": (gzip.compress(idx((0, 28, 28), b"")), "has 0 items"),
-    "too-few": (gzip.compress(idx((11, 28, 28), bytes(7840))), "7840 bytes of data"),
-    "too-many": (gzip.compress(idx((9, 28, 28), bytes(7840))), "more bytes of data"),
-    "dimensions": (gzip.compress(idx((COUNT, 784), bytes(7840))), "begins with"),
-    "head": (gzip.compress(b"\0\0\x08\3\0"), "begins with"),
-    "cut": (gzip.compress(idx((COUNT, 28, 28), bytes(7840)))[:-6], "truncated"),
-    "no-gzip": (idx((COUNT, 28, 28), bytes(7840)), "truncated or broken"),
-}
-
-
-def idx_rows() -> list[Row]:
-    read = read_fashion_mnist
-    rows = [
-        Row(f"idx-{name}", fashion_mnist(pixels=content), read, (IMAGES_IDX, said))
-        for name, (content, said) in PIXELS.items()
-    ]
-    labels = {
-        "label": (gzip.compress(idx((COUNT,), b"\0" * 9 + b"\x0a")), "label 10 at 9"),
-        "labels": (gzip.compress(idx((9,), bytes(9))), "9 labels for 10 images"),
+IDX = {
+    IMAGES_IDX: {
+        "bomb": (bomb(COUNT, 28, 28), "more bytes of data"),
+        "bomb-of-lies": (bomb(2**32 - 1, 28, 28), "has 4294967295 items"),
+        "wraps": (idx(WRAPPING, b""), "has items of shape"),
+        "other-items": (idx((40, 14, 14), bytes(7840)), "shape [14, 14]"),
+        "none": (idx((0, 28, 28), b""), "has 0 items"),
+        "too-few": (idx((11, 28, 28), bytes(7840)), "7840 bytes of data"),
+        "too-many": (idx((9, 28, 28), bytes(7840)), "more bytes of data"),
+        "dimensions": (idx((COUNT, 784), bytes(7840)), "begins with"),
+        "head": (gzip.compress(b"\0\0\x08\3\0"), "begins with"),
+        "cut": (idx((COUNT, 28, 28), bytes(7840))[:-6], "truncated"),
+        "no-gzip": (bytes(7840), "truncated or broken"),
+    },
+    LABELS_IDX: {
+        "label": (idx((COUNT,), b"\0" * 9 + b"\x0a"), "label 10 at 9"),
+        "labels": (idx((9,), bytes(9)), "9 labels for 10 images"),
         "magic": (gzip.compress(b"\0\0\x0d\1" + bytes(14)), "with 00000d01, not with"),
-        "labels-bomb": (bomb(idx((COUNT,), b"")), "more bytes of data"),
-    }
-    rows += [
-        Row(f"idx-{name}", fashion_mnist(labels=content), read, (LABELS_IDX, said))
-        for name, (content, said) in labels.items()
-    ]
-    rows += no_files("idx", fashion_mnist(), LABELS_IDX, read)
-    rows.append(Row("control-idx", fashion_mnist(), read, ()))
-    return rows
-
+        "labels-bomb": (bomb(COUNT), "more bytes of data"),
+    },
+}
+IDX_ROWS = [
+    *(
+        Row(
+            f"idx-{name}",
+            {**FASHION_MNIST, file: content},
+            read_fashion_mnist,
+            (file, said),
+        )
+        for file, contents in IDX.items()
+        for name, (content, said) in contents.items()
+    ),
+    *no_files("idx", FASHION_MNIST, LABELS_IDX, read_fashion_mnist),
+    Row("control-idx", FASHION_MNIST, read_fashion_mnist),
+]
 
 # CIFAR-10.
 
 BATCH = "test_batch.bin"
-RECORD = 1 + 3 * 32 * 32
 
 
 def records(label: int) -> bytes:
-    array = np.zeros((3, RECORD), np.uint8)
+    array = np.zeros((3, 1 + 3 * 32 * 32), np.uint8)
     array[:, 0] = [0, 9, label]
     return array.tobytes()
 
@@ -163,17 +147,15 @@ def read_cifar10(folder: pathlib.Path, content: bytes) -> Any:
     return files.read_cifar10("test", folder, {BATCH: checksum})
 
 
-def cifar_rows() -> list[Row]:
-    good, bad = records(1), records(77)
-    read = functools.partial(read_cifar10, content=good)
-    read_bad = functools.partial(read_cifar10, content=bad)
-    return [
-        Row("cifar-label", write(BATCH, bad), read_bad, (BATCH, "label 77 at 2")),
-        Row("cifar-changed", write(BATCH, bad), read, (BATCH, "SHA-256")),
-        Row("cifar-cut", write(BATCH, good[:-1]), read, (BATCH, "9218 bytes")),
-        *no_files("cifar", write(BATCH, good), BATCH, read),
-        Row("control-cifar", write(BATCH, good), read, ()),
-    ]
+GOOD, BAD = records(1), records(77)
+read_good = functools.partial(read_cifar10, content=GOOD)
+read_bad = functools.partial(read_cifar10, content=BAD)
+CIFAR_ROWS = [
+    Row("cifar-label", {BATCH: BAD}, read_bad, (BATCH, "label 77 at 2")),
+    Row("cifar-changed", {BATCH: BAD}, read_good, (BATCH, "SHA-256")),
+    Row("cifar-cut", {BATCH: GOOD[:-1]}, read_good, (BATCH, "9218 bytes")),
+    *no_files("cifar", {}, BATCH, read_good),
+    Row("control-cifar", {BATCH: GOOD}, read_good),
+]
 
-
-ROWS = [*image_rows(), *idx_rows(), *cifar_rows()]
+ROWS = [*IMAGE_ROWS, *IDX_ROWS, *CIFAR_ROWS]

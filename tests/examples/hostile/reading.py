@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from tests.examples.hostile import coco_rows, data_rows, run_rows, weights_rows
-from tests.examples.hostile.row import Row, write
+from tests.examples.hostile.row import Row
 
 ROOT = pathlib.Path(__file__).parents[3]
 SECONDS = 30  # for one file; a fraction of a second where nothing else runs
@@ -25,12 +25,10 @@ ROWS = {row.name: row for family in FAMILIES for row in family.ROWS}
 HOSTILE = [name for name, row in ROWS.items() if row.fragments]
 CONTROLS = [name for name, row in ROWS.items() if not row.fragments]
 # Two readers that show what the bounds are for.
-POLYGON = coco_rows.annotation(segmentation=[[0, 0, 1e9, 0, 1e9, 1e9]])
+POLYGON = coco_rows.segmented([[0, 0, 1e9, 0, 1e9, 1e9]])
 UNCHECKED = {
-    "memory": Row("", write("file", b""), lambda folder: len(bytes(2**30)), ()),
-    "polygon": Row(
-        "", coco_rows.coco(annotations=[POLYGON]), coco_rows.read_unchecked, ()
-    ),
+    "memory": Row("", {}, lambda folder: len(bytes(2**30))),
+    "polygon": Row("", POLYGON, coco_rows.read_unchecked),
 }
 
 

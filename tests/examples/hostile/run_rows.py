@@ -4,16 +4,16 @@ import pathlib
 from typing import Any
 
 from examples.shared import log, run_folder
-from tests.examples.hostile.row import Row, after, no_files, replace, write
+from tests.examples.hostile.row import Row, no_files
 
-CONFIG = "config.json"
-SETTINGS = {"optimizer": "jorge", "seed": 0}
+CONFIG, LOG = "config.json", log.METRICS
 WHOLE = b'{"optimizer": "jorge", "seed": 0}\n'
 STEP = b'{"step": 5}\n'
+REMEDY = "remove config.json and the same command resumes"
 
 
 def claim(folder: pathlib.Path) -> Any:
-    run_folder.claim(folder, SETTINGS)
+    run_folder.claim(folder, {"optimizer": "jorge", "seed": 0})
 
 
 def lock(folder: pathlib.Path) -> Any:
@@ -23,7 +23,6 @@ def lock(folder: pathlib.Path) -> Any:
 
 CONFIGS = {
     "empty": b"",
-    "zeros": bytes(100),
     "cut": WHOLE[:20],
     "list": b"[]",
     "deep": b"[" * 100_000,
@@ -31,40 +30,29 @@ CONFIGS = {
 }
 LOGS = {
     "cut-inside": (STEP + STEP[:5] + b"\n" + STEP, "line 2 is no row"),
-    "zeros-inside": (STEP + bytes(9) + b"\n" + STEP, "line 2 is no row"),
     "no-step": (STEP + b"{}\n" + STEP, "line 2 is no row of metrics (it lacks"),
     "step-text": (b'{"step": "5"}\n' + STEP, "line 1 is no row of metrics (step must"),
     "list": (b"[5]\n" + STEP, "line 1 is no row of metrics (it must be an object"),
     "deep": (b"[" * 100_000 + b"\n" + STEP, "nested too deeply"),
 }
-REMEDY = "remove config.json and the same command resumes"
-NOT_MISSING = ("pipe", "folder", "device", "huge")
-
-
-def present(rows: list[Row]) -> list[Row]:
-    """A file of a run may be missing: then the run begins."""
-    return [row for row in rows if row.name.endswith(NOT_MISSING)]
-
-
+OTHERS = [
+    *no_files("config", {CONFIG: WHOLE}, CONFIG, claim),
+    *no_files("log", {LOG: STEP}, LOG, log.read),
+]
 ROWS = [
     *(
-        Row(f"config-{name}", write(CONFIG, content), claim, (CONFIG, REMEDY))
-        for name, content in CONFIGS.items()
+        Row(f"config-{n}", {CONFIG: x}, claim, (CONFIG, REMEDY))
+        for n, x in CONFIGS.items()
     ),
-    *present(no_files("config", write(CONFIG, WHOLE), CONFIG, claim)),
     *(
-        Row(f"log-{name}", write(log.METRICS, content), log.read, (log.METRICS, said))
-        for name, (content, said) in LOGS.items()
+        Row(f"log-{n}", {LOG: x}, log.read, (LOG, said))
+        for n, (x, said) in LOGS.items()
     ),
-    *present(no_files("log", write(log.METRICS, STEP), log.METRICS, log.read)),
-    Row(
-        "lock-pipe",
-        after(write("lock", b""), replace("lock", "pipe")),
-        lock,
-        ("lock is not a regular file",),
-    ),
-    Row("control-config", write(CONFIG, WHOLE), claim, ()),
-    Row("control-no-config", lambda folder: None, claim, ()),
-    Row("control-log", write(log.METRICS, STEP + STEP[:5]), log.read, ()),
-    Row("control-lock", write("lock", b"1 on elsewhere\n"), lock, ()),
+    # Where a file of a run is missing, the run begins.
+    *(row for row in OTHERS if not row.name.endswith(("missing", "loop"))),
+    Row("lock-pipe", {"lock": "pipe"}, lock, ("lock is not a regular file",)),
+    Row("control-config", {CONFIG: WHOLE}, claim),
+    Row("control-no-config", {}, claim),
+    Row("control-log", {LOG: STEP + STEP[:5]}, log.read),
+    Row("control-lock", {"lock": b"1 on elsewhere\n"}, lock),
 ]

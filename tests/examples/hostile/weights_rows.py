@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from examples.shared.weights import LIMIT, read_arrays
-from tests.examples.hostile.row import Make, Row, no_files, write
+from tests.examples.hostile.row import Row, no_files
 
 SAFE = "w.safetensors"
 NPZ = "w.npz"
@@ -44,29 +44,22 @@ def two(**changes: Any) -> bytes:
 
 HEADERS = {
     "length-huge": (safetensors({}, 0, 2**63), "header length 9223372036854775808"),
-    "length-beyond": (safetensors({}, 0, 3), "header length 3 exceeds"),
     "short": (b"\1\0\0", "header length"),
     "empty": (b"", "header length"),
     "not-json": (safetensors(b"{'a'"), "header is not JSON"),
     "deep": (safetensors(b'{"a":' * 100_000), "nested too deeply"),
-    "list": (safetensors([1]), "header is no object"),
     "twice": (
         safetensors(b'{"a": 1, "a": 2}'),
         "the name 'a' occurs twice in an object",
     ),
-    "entry": (safetensors({"a": 3}), "'a': it must be an object"),
     "no-dtype": (safetensors({"a": {}}), "'a': it lacks the key 'dtype'"),
     "dtype": (two(dtype="F31"), "'b': dtype is 'F31', not one of"),
-    "dtype-null": (two(dtype=None), "'b': dtype must be text"),
     "dtype-pickle": (two(dtype="O"), "'b': dtype is 'O', not one of"),
     "shape": (two(shape=[3]), "'b': data_offsets [8, 16] do not fit the shape [3]"),
     "shape-null": (two(shape=None), "'b': shape must be a list"),
     "shape-negative": (two(shape=[-1, -2]), "'b': shape must have integers"),
     "shape-wraps": (two(shape=[2**32, 2**32, 2]), "do not fit the shape"),
-    "shape-bool": (two(shape=[True, 2]), "'b': shape must have integers"),
-    "shape-long": (two(shape=[1] * 1000 + [2]), "do not fit the shape"),
     "overlap": (two(data_offsets=[4, 12]), "'b': data_offsets begin at 4"),
-    "same": (two(data_offsets=[0, 8]), "'b': data_offsets begin at 0"),
     "hole": (
         safetensors({"a": entry(0, 8), "b": entry(12, 20)}, 20),
         "'b': data_offsets begin at 12",
@@ -76,9 +69,7 @@ HEADERS = {
         safetensors({"a": entry(0, 2**50, shape=[2**48])}),
         "data_offsets end at 1125899906842624",
     ),
-    "trailing": (safetensors({"a": entry(0, 8)}, 9), "data_offsets end at 8"),
     "backwards": (two(data_offsets=[16, 8]), "'b': data_offsets [16, 8] do not fit"),
-    "offset-text": (two(data_offsets=["8", 16]), "data_offsets must have integers"),
     "offset-null": (two(data_offsets=None), "data_offsets must be a list of 2"),
 }
 
@@ -167,26 +158,21 @@ ARCHIVES = {
 }
 
 
-def rows() -> list[Row]:
-    result = [
-        Row(f"safetensors-{name}", write(SAFE, content), read_safe, (SAFE, said))
+GOOD_NPZ = archive(GOOD, GOOD)
+HALF = safetensors({"a": entry(0, 4, dtype="BF16")}, 4)
+ROWS = [
+    *(
+        Row(f"safetensors-{name}", {SAFE: content}, read_safe, (SAFE, said))
         for name, (content, said) in HEADERS.items()
-    ]
-    result += [
-        Row(f"npz-{name}", write(NPZ, content), read_npz, (NPZ, said))
+    ),
+    *(
+        Row(f"npz-{name}", {NPZ: content}, read_npz, (NPZ, said))
         for name, (content, said) in ARCHIVES.items()
-    ]
-    good: list[tuple[str, Make, Any]] = [
-        ("safetensors", write(SAFE, two()), read_safe),
-        ("npz", write(NPZ, archive(GOOD, GOOD)), read_npz),
-        ("npz-large", write(NPZ, ZEROS), read_npz),
-    ]
-    result += no_files("safetensors", good[0][1], SAFE, read_safe)
-    result += no_files("npz", good[1][1], NPZ, read_npz)
-    result += [Row(f"control-{name}", make, read, ()) for name, make, read in good]
-    half = safetensors({"a": entry(0, 4, dtype="BF16")}, 4)
-    result.append(Row("control-bfloat16", write(SAFE, half), read_safe, ()))
-    return result
-
-
-ROWS = rows()
+    ),
+    *no_files("safetensors", {}, SAFE, read_safe),
+    *no_files("npz", {}, NPZ, read_npz),
+    Row("control-safetensors", {SAFE: two()}, read_safe),
+    Row("control-npz", {NPZ: GOOD_NPZ}, read_npz),
+    Row("control-npz-large", {NPZ: ZEROS}, read_npz),
+    Row("control-bfloat16", {SAFE: HALF}, read_safe),
+]
