@@ -49,9 +49,7 @@ def by_rule(grads, rule, **options):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "options", [{}, {"beta2": 0.8}, {"start": 0.0, "damping": 0.1}, {"damping": 0.2}]
-)
+@pytest.mark.parametrize("options", [{}, {"beta2": 0.8, "start": 0.0, "damping": 0.1}])
 def test_directions_are_those_of_numpy(options):
     # Without start, the exact root of a singular statistic depends on rounding.
     options = {"ridge": 1e-2, **options}
@@ -71,10 +69,9 @@ def test_directions_are_those_of_numpy(options):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("shape", [(10, 10), (9, 9)])
-def test_tiles_keep_their_own_roots_and_padding_changes_nothing(shape):
-    """Tiles of 5x5; at the end of 9x9 they have padded rows and columns."""
-    grads = gradients(5, shape)
+def test_tiles_keep_their_own_roots_and_padding_changes_nothing():
+    """Tiles of 5x5; the last ones have padded rows and columns."""
+    grads = gradients(5, (9, 9))
     options = {"tiling": Tiling(5), "numerics": Numerics(roots="float64")}
     found, _ = by_rule(grads, Shampoo(ridge=1e-4), **options)
     for rows in (slice(0, 5), slice(5, 10)):
@@ -99,22 +96,6 @@ def test_a_zero_or_bad_gradient_changes_neither_roots_nor_statistics(bad):
         _, state = update(gradient, state, params)
         with pytest.raises(AssertionError):
             chex.assert_trees_all_equal(state[0].roots, old)
-
-
-def test_any_scale_of_gradients_gives_finite_roots():
-    optimizer = scale_by_jorge(rule=Shampoo(), update_interval=1)
-    update = jax.jit(optimizer.update)
-
-    def direction(factor):
-        state = optimizer.init(jnp.zeros(SHAPE))
-        for g in gradients(3):
-            found, state = update(factor * jnp.asarray(g, jnp.float32), state)
-        chex.assert_tree_all_finite((found, state))
-        unit = found / jnp.max(jnp.abs(found))
-        return unit / jnp.linalg.norm(unit)
-
-    for factor in (1e-30, 1e-18, 1e18, 1e30):
-        assert jnp.vdot(direction(factor), direction(1.0)) > 0.9
 
 
 WATCHED = """
