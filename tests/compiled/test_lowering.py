@@ -76,50 +76,13 @@ def test_an_update_begins_when_all_gradients_are_there(make):
     assert first_to_use(optax.sgd(0.1), params)[0] != "optimization_barrier"
 
 
-# When the roots are refreshed.
-
-PARAMS, *GRADIENTS = random_trees(12, shapes={"w": (6, 5)})
-
-
-def run(optimizer, gradients):
-    """The roots after each step, from before the first."""
-    state = optimizer.init(PARAMS)
-    update, roots = jax.jit(optimizer.update), [state.roots]
-    for gradient in gradients:
-        _, state = update(gradient, state)
-        roots.append(state.roots)
-    return roots
-
-
-def equal(one, other):
-    return jax.tree.map(lambda a, b: bool((a == b).all()), one, other)
-
-
-@pytest.mark.parametrize("interval", [3, jnp.int32(3), "schedule"])
-def test_roots_are_bit_identical_between_refreshes(interval):
-    due = {0, 3, 6, 9}
-    if isinstance(interval, str):
-        due |= {1, 2}
-        interval = lambda count: jnp.where(count < 4, 1.0, 3.0)  # noqa: E731
-    roots = run(scale_by_jorge(update_interval=interval), GRADIENTS)
-    for step, (before, after) in enumerate(zip(roots, roots[1:], strict=False)):
-        units = [equal(a, b) for a, b in zip(before, after, strict=True)]
-        assert set(jax.tree.leaves(units)) == {step not in due}
-
-
-def test_an_interval_run_equals_a_run_on_the_refresh_gradients_only():
-    sparse = run(scale_by_jorge(update_interval=4), GRADIENTS[:9])[-1]
-    dense = run(scale_by_jorge(update_interval=1), GRADIENTS[:9:4])[-1]
-    other = run(scale_by_jorge(update_interval=1), GRADIENTS[1:9:4])[-1]
-    assert all(jax.tree.leaves(equal(sparse, dense)))
-    assert not any(jax.tree.leaves(equal(sparse, other)))
-
-
 def test_a_large_count_is_not_rounded_by_the_dtype_of_a_schedule():
     """1001 % 50 is 0 in bfloat16."""
     optimizer = scale_by_jorge(update_interval=lambda _: jnp.bfloat16(50))
-    state = optimizer.init(PARAMS)
+    params, gradient = random_trees(2, shapes={"w": (6, 5)})
+    state = optimizer.init(params)
     for count, refreshed in ((1001, False), (1000, True), (16777217, False)):
         at = state._replace(count=jnp.int32(count))
-        _, new = jax.jit(optimizer.update)(GRADIENTS[0], at)
-        assert equal(new.roots, state.roots).left["6x5"].unit == (not refreshed)
+        _, new = jax.jit(optimizer.update)(gradient, at)
+        before, after = (x.roots.left["6x5"].unit for x in (state, new))
+        assert jnp.array_equal(before, after) == (not refreshed)

@@ -28,6 +28,7 @@ from tests.helpers.contract import (
     assert_same_types,
     random_trees,
     step_of,
+    train,
 )
 
 TILING = Tiling(max_dim=8)
@@ -109,10 +110,7 @@ def trained_alone(name):
     """The optimizer on one device, and the parameters and the state after training."""
     tx = make(name)
     params, *gradients = trees()
-    state = jax.jit(tx.init)(params)
-    for grads in gradients:
-        params, state, _ = step_of(tx)(params, state, grads)
-    return tx, params, state
+    return tx, *train(tx, params, gradients)
 
 
 class Trained(NamedTuple):
@@ -124,20 +122,14 @@ class Trained(NamedTuple):
     collectives: dict[str, int]
 
 
-def in_mesh(layout):
-    """The context that explicit axes need."""
-    if layout.axis_type is EXPLICIT:
-        return jax.set_mesh(layout.mesh)
-    return contextlib.nullcontext()
-
-
-def train_on(layout: Layout, name: str, **options: Any) -> Trained:
+def train_on(layout: Layout, name: str) -> Trained:
     """Trains on the mesh; types and places must stay what they were."""
-    tx = make(name, **{"sharding": layout.sharding} | options)
+    tx = make(name, sharding=layout.sharding)
     params, *gradients = (
         jax.device_put(tree, layout.shardings(tree)) for tree in trees()
     )
-    with in_mesh(layout):
+    explicit = layout.axis_type is EXPLICIT
+    with jax.set_mesh(layout.mesh) if explicit else contextlib.nullcontext():
         state = start = tx.init(params)
         # A compiled step refuses arrays that are placed otherwise.
         step = step_of(tx).lower(params, state, gradients[0]).compile()

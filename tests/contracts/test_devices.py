@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jorge_optax import Sharded, Spread, jorge
+from jorge_optax import Sharded, jorge
 from tests.helpers.contract import random_trees
 from tests.helpers.devices import run_on_eight_devices
 
@@ -39,15 +39,3 @@ def test_of_one_device_nothing_changes():
     ]
     assert texts[0] == texts[1] == texts[2]
     assert texts[0] != texts[3]
-
-
-def test_bad_shardings_are_refused():
-    mesh = make_mesh()
-    for spec in (P(), P(None), P(None, "x")):
-        with pytest.raises(ValueError, match="divide the first axis"):
-            jorge(0.1, sharding=NamedSharding(mesh, spec))
-    for wrong in (mesh, "x", P("x")):
-        with pytest.raises(TypeError, match="NamedSharding"):
-            jorge(0.1, sharding=wrong)
-    with pytest.raises(ValueError, match="gather_dtype"):
-        Spread(NamedSharding(mesh, P("x")), gather_dtype="int8")

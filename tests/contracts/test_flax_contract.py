@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
+from flax import nnx, traverse_util
 from flax.training.train_state import TrainState
 
 from jorge_optax import (
@@ -48,11 +48,6 @@ def each(*names):
 
 def squared_error(prediction):
     return jnp.mean(jnp.square(prediction - Y))
-
-
-def assert_leaves_agree(tree, other):
-    """Equality of leaves, whatever holds them."""
-    assert_agrees(jax.tree.leaves(tree), jax.tree.leaves(other))
 
 
 def train_leaves(tx, params, loss):
@@ -100,59 +95,16 @@ def train_nnx(tx, steps=4):
     return nnx.to_pure_dict(nnx.state(model, nnx.Param)), optimizer
 
 
-def start_nnx():
-    """The parameters as plain dicts, and the loss as a function of these."""
+def nnx_training(tx):
+    """What nnx.Optimizer leaves, and what plain training starts from."""
     graph, params, rest = nnx.split(Model(), nnx.Param, ...)
 
     def loss(pure):
         state = jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(pure))
         return squared_error(nnx.merge(graph, state, rest)(X))
 
-    return nnx.to_pure_dict(params), loss
-
-
-# from_adamw leaves the layer named an embedding without roots.
-@each("jorge", "from_adamw", "graft")
-def test_nnx_optimizer_equals_plain_training(tx):
-    params, optimizer = train_nnx(tx)
-    plain, plain_state = train_leaves(tx, *start_nnx())
-    chex.assert_trees_all_equal_structs(params, plain)
-    assert_leaves_agree((params, optimizer.opt_state), (plain, plain_state))
-
-
-def test_nnx_optimizer_with_partition_and_frozen_weights():
-    def labels(params):
-        def label(path, _):
-            frozen = "embedding" in jax.tree_util.keystr(path)
-            return "freeze" if frozen else "train"
-
-        return jax.tree_util.tree_map_with_path(label, params)
-
-    tx = TABLE["jorge"]
-    parts = {"train": tx, "freeze": optax.set_to_zero()}
-    params, _ = train_nnx(optax.partition(parts, labels))
-    start, loss = start_nnx()
-    frozen, trained = {"embedding": start.pop("embedding")}, start
-    plain, _ = train_leaves(tx, trained, lambda pure: loss(frozen | pure))
-    chex.assert_trees_all_equal(params.pop("embedding"), frozen["embedding"])
-    assert_leaves_agree(params, plain)
-
-
-def test_nnx_shows_a_view_the_same_paths_at_init_and_update():
-    seen = []
-
-    def view(path, shape):
-        seen.append((path, shape))
-        return None if "embedding" in path else views.default_view(path, shape)
-
-    _, optimizer = train_nnx(jorge(0.05, tiling=Tiling(view=view)), steps=1)
-    expected = {
-        "/".join(key.key for key in path): leaf.shape
-        for path, leaf in jax.tree_util.tree_flatten_with_path(start_nnx()[0])[0]
-    }
-    # Once for each parameter: the plan of `update` is the plan of `init`.
-    assert sorted(seen) == sorted(expected.items())
-    assert set(optax.tree.get(optimizer.opt_state, "roots").left) == {"5x4"}
+    trained, optimizer = train_nnx(tx)
+    return (trained, optimizer.opt_state), nnx.to_pure_dict(params), loss
 
 
 # Flax linen, and Equinox with None for leaves: no bias, and no array.
@@ -164,8 +116,7 @@ class LinenModel(flax.linen.Module):
         return flax.linen.Dense(4)(jnp.tanh(flax.linen.Dense(5)(x)))
 
 
-@each("jorge", "from_adamw")
-def test_linen_train_state_equals_plain_training(tx):
+def linen_training(tx):
     model = LinenModel()
     params = model.init(jax.random.key(0), X)["params"]
 
@@ -182,7 +133,7 @@ def test_linen_train_state_equals_plain_training(tx):
 
     for _ in range(4):
         state = step(state)
-    assert_leaves_agree((state.params, state.opt_state), train_leaves(tx, params, loss))
+    return (state.params, state.opt_state), params, loss
 
 
 class EquinoxModel(eqx.Module):
@@ -200,8 +151,7 @@ class EquinoxModel(eqx.Module):
         return self.layers[0](self.activation(self.first(x)))
 
 
-@each("jorge", "from_adamw", "graft")
-def test_equinox_modules_with_none_leaves_equal_plain_training(tx):
+def equinox_training(tx):
     model = EquinoxModel()
     params, static = eqx.partition(model, eqx.is_inexact_array)
     assert params.first.bias is params.activation is None
@@ -222,11 +172,37 @@ def test_equinox_modules_with_none_leaves_equal_plain_training(tx):
         params_of = jax.tree.unflatten(jax.tree.structure(params), leaves)
         return squared_error(jax.vmap(eqx.combine(params_of, static))(X))
 
-    plain = train_leaves(tx, jax.tree.leaves(params), loss)
-    assert_leaves_agree((eqx.filter(model, eqx.is_inexact_array), state), plain)
+    trained = eqx.filter(model, eqx.is_inexact_array), state
+    return trained, jax.tree.leaves(params), loss
+
+
+# from_adamw leaves the layer named an embedding without roots.
+@pytest.mark.parametrize("train", [nnx_training, linen_training, equinox_training])
+@each("jorge", "from_adamw")
+def test_training_equals_plain_training(tx, train):
+    trained, params, loss = train(tx)
+    plain = train_leaves(tx, params, loss)
+    assert_agrees(jax.tree.leaves(trained), jax.tree.leaves(plain))
 
 
 # What looks into trees and states of these libraries.
+
+
+def test_nnx_shows_a_view_the_same_paths_at_init_and_update():
+    seen = []
+
+    def view(path, shape):
+        seen.append((path, shape))
+        return None if "embedding" in path else views.default_view(path, shape)
+
+    _, optimizer = train_nnx(jorge(0.05, tiling=Tiling(view=view)), steps=1)
+    params = nnx.to_pure_dict(nnx.state(Model(), nnx.Param))
+    paths = {path: x.shape for path, x in traverse_util.flatten_dict(params).items()}
+    expected = {"/".join(path): shape for path, shape in paths.items()}
+    # Once for each parameter: the plan of `update` is the plan of `init`.
+    assert sorted(seen) == sorted(expected.items())
+    assert set(optax.tree.get(optimizer.opt_state, "roots").left) == {"5x4"}
+
 
 KERNELS = {"embedding/kernel", "second/kernel"}
 PATHS = KERNELS | {"embedding/bias", "norm/scale", "norm/bias", "second/bias"}
@@ -239,7 +215,7 @@ def test_describe_and_diagnostics_take_trees_of_all_libraries():
     weights = {"first/weight", "layers/0/weight"}
     for tree, paths in (
         (nnx.state(Model(), nnx.Param), PATHS),
-        (start_nnx()[0], PATHS),
+        (nnx.to_pure_dict(nnx.state(Model(), nnx.Param)), PATHS),
         (LinenModel().init(jax.random.key(0), X)["params"], OF_LINEN),
         (module, weights | {"layers/0/bias"}),
     ):
