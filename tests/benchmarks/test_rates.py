@@ -23,21 +23,26 @@ def search(optima, **options):
     return {name: sorted(rungs) for name, rungs in tried.items()}
 
 
-def test_a_best_rate_inside_ends_the_search():
-    assert search({"sgd": 1}) == {"sgd": [-2, -1, 0, 1, 2]}
+SEARCHES = [
+    # A best rate inside ends the search; one at an edge widens it until it is inside.
+    ({"sgd": 1}, {}, {"sgd": [-2, -1, 0, 1, 2]}),
+    ({"sgd": 3}, {}, {"sgd": [-2, -1, 0, 1, 2, 3, 4]}),
+    ({"sgd": -2}, {"beyond": 2}, {"sgd": [-4, -3, -2, -1, 0, 1, 2]}),
+    # A smoke run does not widen.
+    ({"sgd": 9}, {"widen": False}, {"sgd": [-2, -1, 0, 1, 2]}),
+    # All families try equally many on the side of their best.
+    (
+        {"sgd": 2, "adamw": -1, "muon": 1},
+        {},
+        {
+            "sgd": [-2, -1, 0, 1, 2, 3],
+            "adamw": [-3, -2, -1, 0, 1, 2],
+            "muon": [-2, -1, 0, 1, 2, 3],
+        },
+    ),
+]
 
 
-def test_it_goes_beyond_an_edge_until_the_best_is_inside():
-    assert search({"sgd": 3}) == {"sgd": [-2, -1, 0, 1, 2, 3, 4]}
-    assert search({"sgd": 3}, beyond=2) == {"sgd": [-2, -1, 0, 1, 2, 3, 4]}
-    assert search({"sgd": -2}, beyond=2) == {"sgd": [-4, -3, -2, -1, 0, 1, 2]}
-
-
-def test_all_families_try_equally_many_on_the_side_of_their_best():
-    tried = search({"sgd": 2, "adamw": -1, "muon": 1})
-    assert tried["adamw"] == [-3, -2, -1, 0, 1, 2]
-    assert tried["muon"] == tried["sgd"] == [-2, -1, 0, 1, 2, 3]
-
-
-def test_a_smoke_run_does_not_widen():
-    assert search({"sgd": 9}, widen=False) == {"sgd": [-2, -1, 0, 1, 2]}
+@pytest.mark.parametrize(("optima", "options", "tried"), SEARCHES)
+def test_rungs_that_a_search_tries(optima, options, tried):
+    assert search(optima, **options) == tried

@@ -71,13 +71,6 @@ def test_another_number_makes_a_plot_stale(monkeypatch, tmp_path, plot):
         report.main()
 
 
-def test_what_no_plot_shows_makes_none_stale(monkeypatch):
-    read_instead(
-        monkeypatch, lambda name, data: data["provenance"].update(date="2000-01-01")
-    )
-    assert plots.stale(PAGE) == []
-
-
 def test_a_digest_sees_six_digits_and_keys():
     data = {"a": [0.123456, 2], "b": None}
     digest = plots.digest(data)
@@ -86,31 +79,3 @@ def test_a_digest_sees_six_digits_and_keys():
     assert digest != plots.digest({"b": 0, "a": [0.123456, 2]})
     with pytest.raises(ValueError, match="not JSON compliant"):
         plots.digest([float("nan")])
-
-
-def workload(name):
-    """Results of a study of two optimizers; one value is not finite."""
-    assert name == "workload_classification"
-    run = {"stage": "final", "seed": 0, "steps": [5, 10], "seconds": [0.5, 1.0]}
-    rows = [
-        {**run, "optimizer": "sgd", "curve": [0.5, 0.75]},
-        {**run, "optimizer": "jorge", "curve": [None, 0.8]},
-        {**run, "optimizer": "sgd", "stage": "tune", "curve": [0.1, 0.2]},
-    ]
-    return {"provenance": {"metric": "accuracy"}, "rows": rows}
-
-
-def test_a_plot_is_drawn_once_until_its_data_change(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "read", workload)
-    name, page = "classification.png", "![Curves](images/classification.png)"
-    assert plots.stale("a page without plots", tmp_path) == []
-    assert plots.stale(page, tmp_path) == [name]
-    plots.draw(name, tmp_path)
-    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert plots.stale(page, tmp_path) == []
-    read_instead(monkeypatch, lambda _, data: add(data["rows"][1]["seconds"], 1))
-    assert plots.stale(page, tmp_path) == [name]
-    plots.draw(name, tmp_path)
-    assert plots.stale(page, tmp_path) == []
-    (tmp_path / name).unlink()
-    assert plots.stale(page, tmp_path) == [name]
