@@ -9,17 +9,17 @@ import optax
 import pytest
 
 from jorge_optax import BinomialSeries, Numerics, Whitening, jorge, lengths
+from tests.helpers.trees import QUICK
 
 RULES = {"series": BinomialSeries(), "whitening": Whitening()}
 STEPS = 3
-QUICK = {"xla_backend_optimization_level": 0}  # to compile
 WEIGHTS = np.random.default_rng(0).normal(size=(STEPS, 6, 4))
 GRADIENT = np.random.default_rng(1).normal(size=(6, 4))
 ZEROS = np.outer(np.arange(6) != 2, np.arange(4) != 1)
 HARD = {
     "zero": 0 * GRADIENT,
     "subnormal": 1e-40 * GRADIENT,
-    **{f"{scale:.0e}": scale * GRADIENT for scale in (1e-30, 1e-20, 1e-10, 1e10, 1e18)},
+    **{f"{scale:.0e}": scale * GRADIENT for scale in (1e-30, 1e-10, 1e18)},
     "a zero row and column": GRADIENT * ZEROS,
     "rank 1": np.outer(GRADIENT[:, 0], GRADIENT[0]),
 }

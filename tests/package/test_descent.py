@@ -17,7 +17,6 @@ from jorge_optax import (
     scale_by_jorge,
 )
 from jorge_optax._paper import Seen
-from tests.helpers.oracle_cases import CASES, gradients
 from tests.helpers.plain import Plain
 
 SERIES = BinomialSeries()
@@ -26,20 +25,19 @@ SERIES = BinomialSeries()
 # --- long streams: gradients of low rank, and a little noise -------------------------
 
 CHUNKS, CHUNK = 200, 50
-# Number of tiles, their shape, the rank; noise of 0.001.
-STREAMS = {"12 tiles of rank 2": ((12, 8, 6), 2), "rank 3": ((1, 24, 16), 3)}
+SHAPE, RANK = (12, 8, 6), 2
 
 
-def low_rank(stream, t):
-    """Gradients ``[n, R, C]`` in fixed subspaces, and noise."""
-    (n, rows, columns), rank = STREAMS[stream]
+def low_rank(t):
+    """Gradients ``[n, R, C]`` in fixed subspaces, and noise of 0.001."""
+    n, rows, columns = SHAPE
     rng = np.random.default_rng(0)
-    left = jnp.asarray(rng.normal(size=(n, rows, rank)), jnp.float32)
-    right = jnp.asarray(rng.normal(size=(n, rank, columns)), jnp.float32)
+    left = jnp.asarray(rng.normal(size=(n, rows, RANK)), jnp.float32)
+    right = jnp.asarray(rng.normal(size=(n, RANK, columns)), jnp.float32)
     core, noise = jax.random.split(jax.random.fold_in(jax.random.key(0), t))
-    core = jax.random.normal(core, (n, rank, rank), jnp.float32)
-    noise = jax.random.normal(noise, (n, rows, columns), jnp.float32)
+    core = jax.random.normal(core, (n, RANK, RANK), jnp.float32)
     matmul = functools.partial(jnp.matmul, precision="highest")
+    noise = jax.random.normal(noise, SHAPE, jnp.float32)
     return matmul(matmul(left, core), right) + 1e-3 * noise
 
 
@@ -49,16 +47,16 @@ def cosine(x, y):
 
 
 @functools.cache
-def endure(rule, dtype, stream, chunks=CHUNKS):
+def endure(rule, dtype, chunks=CHUNKS):
     """Returns cosines ``[steps, n]``, after each chunk ``at_risk``, and the roots."""
     tiling = Tiling(view=lambda path, shape: MatrixView((1,), (2,)))
     optimizer = scale_by_jorge(
         rule=rule, update_interval=1, numerics=Numerics(dtype), tiling=tiling
     )
-    params = {"w": jnp.zeros(STREAMS[stream][0])}
+    params = {"w": jnp.zeros(SHAPE)}
 
     def step(state, t):
-        gradient = low_rank(stream, t)
+        gradient = low_rank(t)
         direction, state = optimizer.update({"w": gradient}, state)
         return state, cosine(direction["w"], gradient)
 
@@ -75,12 +73,11 @@ def endure(rule, dtype, stream, chunks=CHUNKS):
 
 
 # Whitening bounds its rounding errors: they do not accumulate.
-@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", [SERIES, Whitening()])
-def test_no_gradient_of_a_long_stream_is_turned(rule, dtype, stream):
+def test_no_gradient_of_a_long_stream_is_turned(rule, dtype):
     long = rule == SERIES and dtype == "bfloat16"
-    cosines, _, roots = endure(rule, dtype, stream, CHUNKS if long else 20)
+    cosines, _, roots = endure(rule, dtype, CHUNKS if long else 20)
     assert np.all(cosines > 0)
     if isinstance(rule, Whitening):
         for root in roots:
@@ -90,7 +87,7 @@ def test_no_gradient_of_a_long_stream_is_turned(rule, dtype, stream):
 
 def test_without_guards_diagnostics_warn_before_the_first_ascent():
     """The negative control, in bfloat16; float32 would take far longer to fail."""
-    cosines, risks, _ = endure(Plain(), "bfloat16", "12 tiles of rank 2")
+    cosines, risks, _ = endure(Plain(), "bfloat16")
     turned = np.flatnonzero(np.any(cosines < 0, 0))
     assert turned.size
     for tile in turned:
@@ -100,41 +97,6 @@ def test_without_guards_diagnostics_warn_before_the_first_ascent():
         assert warned_at < first_ascent
     # No warning from the beginning.
     assert not risks[:10].any()
-
-
-# --- the guards are inactive wherever the plain formula works ------------------------
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def steps_of(rule, grads):
-    """Refreshes one tile at each step; returns all directions, and the last roots."""
-
-    def step(roots, gradient):
-        size = jnp.max(jnp.abs(gradient))
-        seen = rule.observe(*roots, gradient / size, size)
-        roots = [
-            rule.refresh(root, own, jnp.ones(len(root.unit)), rounding)
-            for root, own in zip(roots, seen, strict=True)
-        ]
-        return roots, rule.precondition(*roots, gradient)
-
-    rounding = Numerics("float64").rounding()
-    roots = [rule.init(jnp.ones(m), rounding.dtype) for m in grads.shape[1:]]
-    roots, directions = jax.lax.scan(step, roots, grads)
-    return [directions, *(rule.matrix(root) for root in roots)]
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", ["square", "tall", "wide", "two by two", "tiles"])
-def test_guards_change_nothing_in_the_cases_of_the_oracle(case):
-    def errors(scale):
-        pairs = zip(found, expected, strict=True)
-        return [np.linalg.norm(x - scale * y) / np.linalg.norm(y) for x, y in pairs]
-
-    grads = np.stack([*gradients(CASES[case][0], 0)])
-    found, expected = steps_of(SERIES, grads), steps_of(Plain(), grads)
-    assert max(errors(1)) < 1e-11
-    assert min(errors(1 + 1e-10)) > 1e-11
 
 
 # --- what they do where it does not --------------------------------------------------
@@ -166,20 +128,17 @@ def refreshed(rule, matrix, gradient, dtype="float32"):
     return rule.matrix(rule.refresh(root, seen, jnp.ones(len(matrix)), rounding))
 
 
-@pytest.mark.parametrize("columns", [2, 6])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_root_that_has_lost_its_gradient_starts_again(columns, dtype):
+def test_a_root_that_has_lost_its_gradient_starts_again(dtype):
     rng = np.random.default_rng(1)
-    gradient = np.outer(rng.normal(size=6), rng.normal(size=columns))
+    gradient = np.outer(rng.normal(size=6), rng.normal(size=2))
     unit = gradient[:, 0] / np.linalg.norm(gradient[:, 0])
     along = np.outer(unit, unit)
-    across = np.eye(6) - along
-    gradient = jnp.asarray(gradient, jnp.float32)
     new = np.linalg.norm(gradient) ** -0.5 * np.eye(6)
 
     def restarts(rule, share):
-        root = jnp.asarray(across + share * along, jnp.float32)
-        found = refreshed(rule, root, gradient, dtype)
+        root = jnp.asarray(np.eye(6) - along + share * along, jnp.float32)
+        found = refreshed(rule, root, jnp.asarray(gradient, jnp.float32), dtype)
         return np.allclose(found, new, rtol=2e-6, atol=0)
 
     assert restarts(SERIES, -0.1)
@@ -194,9 +153,8 @@ def test_roots_of_any_scale_leave_zeros_zero():
     root = root_of(4e19 * jnp.ones((2, 2)))
     matrix = jnp.asarray([[0.0, 1.0], [0.0, 0.0]])
     for size in (6e-38, 1.0, 1e37):
-        for turned in (root, root._replace(unit=-root.unit)):
+        for sign in (1, -1):
+            turned = root._replace(unit=sign * root.unit)
             found = SERIES.precondition(root, turned, size * matrix)
             assert np.isfinite(found).all()
             assert np.sum(found * matrix) > 0
-            if turned is not root:
-                assert (np.sign(found) == np.sign(matrix)).all()

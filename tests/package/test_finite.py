@@ -16,30 +16,25 @@ from jorge_optax import (
     Whitening,
     graft,
     jorge,
-    lengths,
 )
 from tests.helpers.plain import Plain
+from tests.helpers.trees import QUICK
 
 SERIES, WHITENING = BinomialSeries(), Whitening()
 RULES = {"series": SERIES, "whitening": WHITENING}
 # Scales of the gradients of consecutive steps; the last one goes on.
 SEQUENCES = {
     "from 1e-30 to 1e9": (1e-30, 1e9),
-    "from 1e-37 to 100": (1e-37, 100),
     "from 1e-36 to 1e9": (1e-36, 1e9),
-    "from 1e-25 to 1e14": (1e-25, 1e14),
-    "from 1 to 1e37": (1, 1e37),
     "from 1e10 to 1e-30": (1e10, 1e-30),
     "from 1e37 to 1e-36": (1e37, 1e-36),
     "from subnormal to 1e37": (1e-42, 1e37),
     "all the way up": tuple(10.0**k for k in range(-42, 38, 6)),
     "all the way down": tuple(10.0**k for k in range(36, -43, -6)),
-    "with zeros": (0, 1e-30, 0, 1e30),
-    "back and forth": (1e-30, 1e9) * 8,
+    "back and forth": (1e-30, 1e9, 0) * 5,
     "1e-37 without a refresh": (0, 1e-37),  # found by the fuzzer
-} | {f"always {scale}": (scale,) for scale in (0, 1e-42, 1e-30, 1e-18, 1, 1e18, 1e30)}
+} | {f"always {scale}": (scale,) for scale in (0, 1e-42, 1e-18, 1, 1e30)}
 STEPS, SHAPE = 16, (8, 6)
-QUICK = {"xla_backend_optimization_level": 0}  # to compile
 SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 CASES = {
     f"{name}, momentum {momentum}": {"rule": rule, "momentum": momentum}
@@ -47,10 +42,8 @@ CASES = {
     for momentum in (0.9, 0.0)
 } | {
     "series, bfloat16 roots": {"rule": SERIES, "numerics": Numerics("bfloat16")},
-    "whitening, bfloat16 roots": {"rule": WHITENING, "numerics": Numerics("bfloat16")},
     "whitening, low precision": {"rule": WHITENING, "numerics": "reduced"},
     "series, at every step": {"rule": SERIES, "update_interval": 1},
-    "series, small tiles": {"rule": SERIES, "tiling": Tiling(4)},
     "whitening, small tiles": {"rule": WHITENING, "tiling": Tiling(4)},
     "whitening, damped": {"rule": Whitening(damping=0.1)},
     "series, damped": {"rule": BinomialSeries(damping=0.1)},
@@ -61,9 +54,8 @@ def gradients(scales):
     rng = np.random.default_rng(0)
     scales = np.array((*scales, *[scales[-1]] * STEPS)[:STEPS])
     # Entries of at most one, so that SGD's momentum is finite.
-    return (scales[:, None, None] * rng.uniform(-1, 1, size=(STEPS, *SHAPE))).astype(
-        "f4"
-    )
+    own = scales[:, None, None] * rng.uniform(-1, 1, size=(STEPS, *SHAPE))
+    return own.astype(np.float32)
 
 
 def all_finite(tree):
@@ -110,28 +102,8 @@ def test_any_sequence_of_scales_keeps_sgds_length(case):
 def test_without_the_guard_scales_break_the_state():
     """The negative control."""
     found = faults(jorge(1.0, rule=Plain()))
-    assert {"from 1 to 1e37", "all the way up"} <= found
+    assert {"from 1e-36 to 1e9", "all the way up"} <= found
     assert "always 1" not in found
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_any_pair_of_scales_leaves_no_nan(rule):
-    scales = [0, *(10.0**k for k in (*range(-42, 37, 6), 37))]
-    grads = np.stack([gradients((one, two))[:3] for one in scales for two in scales])
-    optimizer = jorge(1.0, rule=RULES[rule], update_interval=2)
-    assert np.asarray(run(optimizer, grads)[1]).all()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_adams_length_is_finite_within_adams_range(rule):
-    """Adam's second moment overflows beyond 1e19, as optax.scale_by_adam's does."""
-    optimizer = jorge(1.0, rule=RULES[rule], grafting=lengths.Adam(eps=1e-30))
-    scales = ((1e-15, 1e9), (1e-10, 1e18), (1e18, 1e-15), (1e-15, 1e30))
-    steps, finite = run(optimizer, np.stack([*map(gradients, scales)]))
-    assert finite[:3].all()
-    assert np.all(norms(steps[:3]) > 0)
-    assert np.isfinite(steps[3]).all()
-    assert not finite[3].all()  # the state
 
 
 def test_a_step_beyond_the_largest_number_is_cut_off():
@@ -167,7 +139,7 @@ def test_a_bad_gradient_enters_the_momenta_but_not_the_roots(rule):
         chex.assert_tree_all_finite(new)
         return [bool(np.any(old.unit[i] != new.unit[i])) for i in range(2)]
 
-    for bad in (np.nan, np.inf, -np.inf):
+    for bad in (np.nan, -np.inf):
         grads = good.at[1, 2, 1].set(bad)
         state, after, (step, last) = three_steps(optimizer, grads)
         assert roots_changed(state, after) == [False, True]
@@ -176,10 +148,9 @@ def test_a_bad_gradient_enters_the_momenta_but_not_the_roots(rule):
         assert np.isfinite(step[6:]).all()
         _, _, (step, last) = three_steps(guarded, grads)
         chex.assert_tree_all_finite((step, last.inner_state))
-    for zeros in (good.at[1, :6].set(0), good.at[1, :6].set(1e-42)):
-        state, after, _ = three_steps(optimizer, zeros)
-        assert roots_changed(state, after) == [False, True]
-    state, after, _ = three_steps(optimizer, good)
-    assert roots_changed(state, after) == [True, True]
-    state, after, _ = three_steps(optimizer, good.at[0].set(0))
-    assert roots_changed(optimizer.init(params), state) == [False, False]
+    for grads, changed in (
+        (good.at[1, :6].set(0), [False, True]),
+        (good.at[1, :6].set(1e-42), [False, True]),
+        (good, [True, True]),
+    ):
+        assert roots_changed(*three_steps(optimizer, grads)[:2]) == changed

@@ -23,6 +23,7 @@ SHAPES = {"dense": (6, 5), "b": (4,), "scale": ()}
 # Tiles of 3 x 3, of which some are padded by a column.
 TILING = Tiling(4)
 B1, B2, EPS = 0.8, 0.95, 1e-3
+RULES = [BinomialSeries(), Whitening(early_refreshes=0)]
 
 
 def gradients():
@@ -43,13 +44,8 @@ def run(tx, factor=1.0):
 
 def tile_norms(updates):
     dense = np.asarray(updates["dense"], np.float64)
-    return np.array(
-        [
-            np.linalg.norm(dense[:, i : i + 3, j : j + 3], axis=(1, 2))
-            for i in (0, 3)
-            for j in (0, 3)
-        ]
-    )
+    tiles = [dense[:, i : i + 3, j : j + 3] for i in (0, 3) for j in (0, 3)]
+    return np.array([np.linalg.norm(own, axis=(1, 2)) for own in tiles])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +67,13 @@ PAIRS = {
     "sgd": (lengths.SGD(), optax.trace(B1), optax.trace(B1, nesterov=True)),
     "adam": (
         lengths.Adam(B2, EPS),
-        optax.scale_by_adam(B1, B2, EPS),
-        optax.scale_by_adam(B1, 0.9, EPS),
+        *(optax.scale_by_adam(B1, b2, EPS) for b2 in (B2, 0.9)),
     ),
     "signs": (Signs(), optax.scale_by_sign(), optax.trace(B1)),
 }
 
 
-@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_step_of_each_tile_has_the_norm_of_optax(name, rule):
     length, own, other = PAIRS[name]
@@ -93,7 +88,7 @@ def test_the_step_of_each_tile_has_the_norm_of_optax(name, rule):
     differs(close, found["dense"], -expected["dense"])
 
 
-@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+@pytest.mark.parametrize("rule", RULES)
 def test_without_a_length_the_direction_is_the_step(rule):
     options = {"rule": rule, "tiling": TILING}
     found = run(jorge(0.1, B1, grafting=None, **options))
@@ -104,15 +99,13 @@ def test_without_a_length_the_direction_is_the_step(rule):
 
 @pytest.mark.parametrize("kind", [lengths.SGD, lengths.Adam])
 def test_a_scale_stretches_the_steps_of_matrices_alone(kind):
-    plain, stretched = (
-        one_update(jorge(0.1, grafting=kind(scale=scale)), arrays(**SHAPES))
-        for scale in (1.0, 3.0)
-    )
+    params = arrays(**SHAPES)
+    plain = one_update(jorge(0.1, grafting=kind()), params)
+    stretched = one_update(jorge(0.1, grafting=kind(scale=3.0)), params)
     close(stretched, {**plain, "dense": 3 * plain["dense"]})
-    differs(close, stretched, jax.tree.map(lambda x: 3 * x, plain))
 
 
-@pytest.mark.parametrize("rule", [BinomialSeries(), Whitening(early_refreshes=0)])
+@pytest.mark.parametrize("rule", RULES)
 def test_by_shape_each_tile_has_the_size_of_the_matrix_alone(rule):
     shape = lengths.Shape(others=0.3, b2=B2)
     tx = jorge(1.0, B1, rule=rule, grafting=shape, tiling=TILING)
@@ -154,10 +147,10 @@ def test_by_shape_only_a_momentum_whose_norm_is_in_range_moves_anything(rule):
 
 def test_no_more_is_kept_than_is_needed():
     """Numbers of the state for each entry of a matrix, its roots apart."""
-    params = arrays(dense=(16, 16))
 
     def kept(rule, grafting):
-        table = describe(params, jorge(0.1, rule=rule, grafting=grafting))
+        tx = jorge(0.1, rule=rule, grafting=grafting)
+        table = describe(arrays(dense=(16, 16)), tx)
         return (table.leaves[0].state_bytes - 4 * (2 * 256 + 2)) / (4 * 256)
 
     expected = {None: (1, 1), "sgd": (2, 1), lengths.Adam(): (3, 2)}

@@ -11,10 +11,10 @@ import pytest
 from jorge_optax import Numerics, Tiling, jorge
 from tests.helpers.oracle import JorgeOracle
 from tests.helpers.oracle_cases import CASES, MAX_DIM, gradients
+from tests.helpers.trees import QUICK
 
 # Tiles that are longer than the longest cut: 11 columns are padded by one.
 PADDED = {"wide": (4, 12)}
-QUICK = {"xla_backend_optimization_level": 0}  # to compile
 
 
 def start(case, seed=0):
@@ -132,9 +132,8 @@ def test_updates_and_roots_are_those_of_algorithm_2(
     other = run_package(dtype, interval, weight_decay=0.01, seed=5)
     assert wrong_updates(other, **expected) == set(CASES)
     assert wrong_roots(other, **expected) == WITH_ROOTS
-    if dtype == "float64":
-        plain = run_package(dtype, interval)
-        assert wrong_updates(plain, **expected) == set(CASES)
+    plain = run_package(dtype, interval)
+    assert wrong_updates(plain, **expected) == set(CASES)
 
 
 @pytest.mark.usefixtures("x64")

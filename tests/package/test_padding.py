@@ -1,7 +1,5 @@
 """Padding is exact: a padded tile steps as the same tile without padding."""
 
-import functools
-
 import jax
 import numpy as np
 import optax
@@ -10,6 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jorge_optax import BinomialSeries, Tiling, Whitening, jorge, lengths
 from tests.helpers.devices import run_on_eight_devices
+from tests.helpers.trees import QUICK
 
 SERIES, WHITENING = BinomialSeries(), Whitening(early_refreshes=0)
 LENGTHS = {"SGD": "sgd", "Adam": lengths.Adam(), "Shape": lengths.Shape(), "None": None}
@@ -24,7 +23,6 @@ TABLE = {
 # A matrix in four tiles of 7 x 9, and the first and the last of them, of 6 x 8.
 WHOLE = (13, 17)
 PARTS = {"first": np.s_[:, 0:7, 0:9], "last": np.s_[:, 7:13, 9:17]}
-QUICK = {"xla_backend_optimization_level": 0}  # to compile
 
 
 def gradients():
@@ -36,30 +34,30 @@ def gradients():
     return {"whole": whole, "zeros": zeros, **parts}
 
 
-def train(optimizer, grads, lose):
-    """Returns all steps; the root of the last tile may be lost before the first."""
-
-    def step(state, gradient):
-        steps, state = optimizer.update(gradient, state)
-        return state, steps
-
-    state = optimizer.init(jax.tree.map(lambda x: x[0], grads))
-    left = optax.tree.get(state, "roots").left
-    # That of the whole, after the first tile, and its equal of 6 rows.
-    lost = {"7x9": 4, "6x8": 0} if lose else {}
-    for key in left.keys() & lost.keys():
-        is_lost = np.arange(len(left[key].unit)) == lost[key]
-        sign = np.where(is_lost, -1, 1)[:, None, None]
-        left[key] = left[key]._replace(unit=sign * left[key].unit)
-    return jax.lax.scan(step, state, grads)[1]
+def lost(roots):
+    """Makes the last tile of the whole, and its equal of 6 rows, lose their roots."""
+    for key, index in {"7x9": 4, "6x8": 0}.items():
+        if key in roots:
+            signs = np.where(np.arange(len(roots[key].unit)) == index, -1, 1)
+            unit = signs[:, None, None] * roots[key].unit
+            roots[key] = roots[key]._replace(unit=unit)
 
 
 def trainer(case, **options):
-    options |= TABLE[case]
-    optimizer = jorge(1.0, update_interval=2, tiling=Tiling(9), **options)
-    lose = isinstance(options["rule"], BinomialSeries)
-    run = functools.partial(train, optimizer, lose=lose)
-    return jax.jit(run, compiler_options=QUICK)
+    """Training that returns all steps."""
+    options = {"update_interval": 2, "tiling": Tiling(9), **options, **TABLE[case]}
+    optimizer = jorge(1.0, **options)
+
+    def step(state, gradient):
+        return optimizer.update(gradient, state)[::-1]
+
+    def train(grads):
+        state = optimizer.init(jax.tree.map(lambda x: x[0], grads))
+        if isinstance(options["rule"], BinomialSeries):
+            lost(optax.tree.get(state, "roots").left)
+        return jax.lax.scan(step, state, grads)[1]
+
+    return jax.jit(train, compiler_options=QUICK)
 
 
 def largest_error(case, steps, whole="whole"):

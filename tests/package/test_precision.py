@@ -41,24 +41,20 @@ def precisions(jaxpr, scope=""):
         (WHITENING, None, HIGH, HIGHEST),
         (SERIES, "reduced", DEFAULT, HIGHEST),
         (WHITENING, "reduced", DEFAULT, HIGHEST),
-        (SERIES, "exact", HIGHEST, HIGHEST),
         (WHITENING, "exact", HIGHEST, HIGHEST),
         (SERIES, Numerics(apply="high"), HIGH, HIGHEST),
-        (SERIES, Numerics(refresh="high"), HIGHEST, HIGH),
-        (WHITENING, Numerics(refresh="high"), HIGH, HIGH),
         (WHITENING, Numerics(apply="highest", refresh="default"), HIGHEST, DEFAULT),
     ],
 )
 def test_each_product_has_the_precision_of_its_kind(rule, numerics, applied, refreshed):
-    options = {"rule": rule, "numerics": numerics}
-    for optimizer in (jorge(0.1, **options), scale_by_jorge(**options)):
-        state = jax.eval_shape(optimizer.init, PARAMS)
-        found = precisions(jax.make_jaxpr(optimizer.update)(PARAMS, state).jaxpr)
-        assert found.pop(("apply", applied)) == 4
-        assert found.pop(("refresh", refreshed)) >= 10
-        # Rounding errors are bounded exactly.
-        assert set(found) <= {("refresh", HIGHEST)}
-        assert not found or (rule, numerics) == (WHITENING, "reduced")
+    optimizer = jorge(0.1, rule=rule, numerics=numerics)
+    state = jax.eval_shape(optimizer.init, PARAMS)
+    found = precisions(jax.make_jaxpr(optimizer.update)(PARAMS, state).jaxpr)
+    assert found.pop(("apply", applied)) == 4
+    assert found.pop(("refresh", refreshed)) >= 10
+    # Rounding errors are bounded exactly.
+    assert set(found) <= {("refresh", HIGHEST)}
+    assert not found or (rule, numerics) == (WHITENING, "reduced")
 
 
 def test_the_whitening_rule_knows_the_precision_of_its_refresh():

@@ -76,11 +76,6 @@ def test_the_series_is_that_of_the_inverse_fourth_root_to_second_order(m, size):
     assert np.all(error > 15 / 128 * y**3 * (1 - 13 / 16 * y) - 1e-12)
 
 
-def test_the_statistics_of_the_paper_start_as_eps():
-    root = whole(SERIES, SERIES.init(jnp.ones(3), jnp.dtype("float32")))
-    np.testing.assert_allclose(np.linalg.inv(root) @ np.eye(3), 1e-6**0.25 * np.eye(3))
-
-
 # --- the whitening rule --------------------------------------------------------------
 
 
@@ -100,9 +95,7 @@ def corrected(root, covariance, rule=WHITENING):
 def test_a_correction_is_that_of_the_inverse_square_root(reach, tolerance):
     """Within twice the error of the polynomial, on eigenvalues of a W up to reach."""
     basis, roots, covariances = commuting(6)
-    covariances = (
-        covariances * 9 * reach / np.sum((roots**2 * covariances) ** 4) ** 0.25
-    )
+    covariances *= 9 * reach / np.sum((roots**2 * covariances) ** 4) ** 0.25
     a = 1 / 9 * min(1, 10 / reach)
     new = corrected(of(basis, roots), of(basis, covariances))
     found = np.diag(basis.T @ whole(WHITENING, new) @ basis)
@@ -112,18 +105,6 @@ def test_a_correction_is_that_of_the_inverse_square_root(reach, tolerance):
         np.testing.assert_allclose(roots, exact, rtol=tolerance)
     np.testing.assert_array_equal(new.unit, new.unit.T)
     np.testing.assert_allclose(jnp.trace(new.unit), 6, rtol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
-def test_corrections_find_the_inverse_square_root_of_the_covariance_and_stay():
-    basis, _, covariances = commuting(6)
-    root, refresh = np.eye(6), jax.jit(corrected, static_argnames="rule")
-    for _ in range(150):
-        root = whole(WHITENING, refresh(root, of(basis, covariances)))
-    exact = np.asarray(of(basis, covariances**-0.5))
-    np.testing.assert_allclose(root, exact, atol=2e-3)
-    new = whole(WHITENING, refresh(exact, of(basis, covariances)))
-    np.testing.assert_allclose(new, exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("x64")
@@ -141,71 +122,67 @@ def test_rounding_cannot_make_a_root_indefinite():
     def least(x):
         return np.linalg.eigvalsh(np.asarray(x, np.float64))[0]
 
-    rounded_root = jax.jit(round_root, static_argnums=1)
-    for seed in range(5):
-        basis = commuting(64, seed)[0]
-        root = of(basis, np.geomspace(1, 1e-4, 64)).astype(jnp.float32)
-        root = root + root.T
-        rounded = rounded_root(root, jnp.dtype("bfloat16"))
-        assert rounded.dtype == jnp.bfloat16
-        assert np.array_equal(rounded, rounded.T)
-        assert least(rounded) > 0
-        # Needed: plain rounding loses the sign. Not generous: far less than the bound
-        # by the norm of the root, 2^-8 |root|, which needs no look at the errors.
-        assert least(root.astype(jnp.bfloat16)) < 0
-        added = np.diagonal(np.asarray(rounded, np.float64)) - np.diagonal(root)
-        assert np.all(added > 0)
-        assert np.mean(added) < 0.4 * 2.0**-8 * np.linalg.norm(root)
+    basis = commuting(64)[0]
+    root = of(basis, np.geomspace(1, 1e-4, 64)).astype(jnp.float32)
+    root = root + root.T
+    rounded = jax.jit(round_root, static_argnums=1)(root, jnp.dtype("bfloat16"))
+    assert rounded.dtype == jnp.bfloat16
+    assert np.array_equal(rounded, rounded.T)
+    assert least(rounded) > 0
+    # Needed: plain rounding loses the sign. Not generous: far less than the bound
+    # by the norm of the root, 2^-8 |root|, which needs no look at the errors.
+    assert least(root.astype(jnp.bfloat16)) < 0
+    added = np.diagonal(np.asarray(rounded, np.float64)) - np.diagonal(root)
+    assert np.all(added > 0)
+    assert np.mean(added) < 0.4 * 2.0**-8 * np.linalg.norm(root)
     np.testing.assert_array_equal(round_root(root, jnp.dtype("float32")), root)
 
 
 # --- both ----------------------------------------------------------------------------
 
 
-def refreshed(rule, roots, gradient, real, dtype):
-    """One step of one tile, as the optimizer makes it."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_one_matrix_is_refreshed_without_promotion_of_dtypes(rule, dtype):
+    """As the optimizer does it: roots are kept in a dtype, and refreshed in float32."""
 
     def cast(roots, dtype):
         return [root._replace(unit=root.unit.astype(dtype)) for root in roots]
 
-    wide, size = cast(roots, jnp.float32), jnp.max(jnp.abs(gradient))
-    seen = rule.observe(*wide, gradient / size, size)
-    new = [
-        rule.refresh(root, own, mask, rounding(dtype))
-        for root, own, mask in zip(wide, seen, real, strict=True)
-    ]
-    new = cast(new, dtype)
-    return new, rule.precondition(*cast(new, jnp.float32), gradient)
+    @jax.jit
+    def step(roots, gradient):
+        wide, size = cast(roots, jnp.float32), jnp.max(jnp.abs(gradient))
+        seen = rule.observe(*wide, gradient / size, size)
+        new = [
+            rule.refresh(*own, rounding(dtype))
+            for own in zip(wide, seen, real, strict=True)
+        ]
+        new = cast(new, dtype)
+        return new, rule.precondition(*cast(new, jnp.float32), gradient)
 
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rule", RULES)
-def test_one_matrix_is_refreshed_without_promotion_of_dtypes(rule, dtype):
-    rule = RULES[rule]
     rng = np.random.default_rng(0)
     real = [jnp.ones(6), jnp.ones(4)]
     roots = [rule.init(mask, jnp.dtype(dtype)) for mask in real]
-    step = jax.jit(refreshed, static_argnums=(0, 4))
     for _ in range(8):
         gradient = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
-        roots, direction = step(rule, roots, gradient, real, dtype)
+        roots, direction = step(roots, gradient)
         assert direction.dtype == jnp.float32
         assert jnp.sum(direction * gradient) > 0
     for root, m in zip(roots, (6, 4), strict=True):
         unit = np.asarray(root.unit, np.float64)
         assert root.log_scale.dtype == jnp.float32
-        if isinstance(rule, Whitening):
+        if rule is SERIES:
+            assert np.max(np.abs(unit)) == 1
+        else:
             np.testing.assert_array_equal(unit, unit.T)
             assert np.linalg.eigvalsh(unit)[0] > 0
             assert abs(np.trace(unit) / m - 1) < (1e-5 if dtype == "float32" else 0.05)
-        else:
-            assert np.max(np.abs(unit)) == 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_a_tile_that_is_all_padding_divides_by_no_zero(rule):
     """Idle tiles, which pad a stack to a multiple of the devices."""
-    rule, real = RULES[rule], jnp.zeros(6)
+    real = jnp.zeros(6)
     root = rule.init(real, jnp.dtype("float32"))
     with jax.debug_nans(True):
         # In place of a gradient of zeros the optimizer shows ones, and keeps the roots.

@@ -20,8 +20,6 @@ def test_a_decay_in_thirds_is_exact_at_its_boundaries_and_in_its_warmup():
     for of_step in (schedule, jax.jit(schedule)):
         np.testing.assert_allclose([of_step(n) for n in steps], rates, rtol=1e-6)
     np.testing.assert_allclose(schedule(steps), rates, rtol=1e-6)
-    shortest = tuning.thirds_decay_schedule(0.1, 3, factor=0.5)
-    np.testing.assert_allclose(shortest(jnp.arange(3)), [0.1, 0.05, 0.025])
     own = tuning.thirds_decay_schedule(0.1, 90, boundaries=(7,))
     np.testing.assert_allclose(own(jnp.array([6, 7, 60])), [0.1, 0.01, 0.01])
 
@@ -34,21 +32,19 @@ def steps_of(interval, steps):
 def test_growing_interval_refreshes_often_early_and_rarely_later(
     last, first, refreshes
 ):
-    schedule = tuning.growing_interval_schedule
-    interval = schedule(last, first=first, refreshes=refreshes)
-    intervals = np.asarray(interval(jnp.arange(3000)))
-    steps = np.flatnonzero(np.arange(3000) % intervals == 0)
+    interval = tuning.growing_interval_schedule(last, first=first, refreshes=refreshes)
+    steps = steps_of(jax.jit(interval), 1000)
     gaps = np.diff(steps)
     assert gaps[0] == first == gaps.min()
     assert gaps[-1] == last == gaps.max()
     # It never shrinks, but once where `last` is no multiple of the interval before.
     assert np.sum(np.diff(gaps) < 0) <= (last == 50)
     doublings = np.log2(last / first)
-    assert len(steps) < 3000 / last + (refreshes + 2) * (doublings + 2)
+    assert len(steps) < 1000 / last + (refreshes + 2) * (doublings + 2)
 
 
 GROWING = tuning.growing_interval_schedule(4, refreshes=2)
-LATE = [*range(16)][::4]
+LATE = [0, 4, 8, 12]
 INTERVALS = {
     "a number": (4, {}, LATE),
     "a traced number": (jnp.float32(4), {}, LATE),

@@ -1,7 +1,6 @@
 """Parameters to matrices to tiles, and back; and training that shows them alike."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -55,40 +54,25 @@ def through_tiles(tree, tiling, places=False):
 # Shape, view (None is the default), max_dim, and what it should give.
 TILES = (
     ((), None, 256, "-", "-"),
-    ((1,), None, 256, "-", "-"),
     ((1, 5, 1), None, 256, "-", "-"),
-    ((1, 17), None, 256, "-", "-"),
     ((17, 1), None, 256, "-", "-"),
-    ((2, 2), None, 256, "2x2", "1 of 2x2"),
     ((2, 1, 1, 2), None, 256, "2x2", "1 of 2x2"),
-    ((13, 31), None, 256, "13x31", "1 of 13x32"),
-    ((13, 31), None, 10, "13x31", "8 of 7x8"),
     ((13, 31), None, 5, "13x31", "21 of 5x5"),
     ((13, 31), MatrixView((1,), (0,)), 10, "31x13", "8 of 8x7"),
-    ((7, 7, 3, 64), None, 256, "147x64", "1 of 147x64"),
     ((3, 3, 64, 128), None, 256, "576x128", "3 of 192x128"),
-    ((3, 3, 64, 128), MatrixView((2, 1, 0), (3,)), 256, "576x128", "3 of 192x128"),
     ((3, 3, 64, 128), MatrixView((3,), (2, 0, 1)), 256, "128x576", "3 of 128x192"),
     ((3, 3, 64, 128), MatrixView((2,), (3,)), 256, "9 of 64x128", "9 of 64x128"),
-    ((5, 5, 48, 64), None, 256, "1200x64", "5 of 256x64"),
-    ((3, 3, 1, 256), None, 256, "9x256", "1 of 9x256"),
     ((512, 8, 64), MatrixView((-3,), (-2, -1)), 256, "512x512", "4 of 256x256"),
-    ((512, 8, 64), MatrixView((0,), (2,)), 256, "8 of 512x64", "16 of 256x64"),
-    ((12, 96, 40), MatrixView((-2,), (2,)), 256, "12 of 96x40", "12 of 96x40"),
     ((3, 12, 96, 2, 20), MatrixView((2,), (4, 3)), 50, "36 of 96x40", "72 of 48x40"),
 )
 
 
 def places_by_hand(shape, view, height, width):
     """Each entry's place in its tile of the matrix that NumPy makes of a parameter."""
-    rank = len(shape)
-    rows, columns = (tuple(axis % rank for axis in axes) for axes in view)
     indices = np.indices(shape)
     i, j = (
-        np.ravel_multi_index(
-            tuple(indices[axis] for axis in axes), [shape[axis] for axis in axes]
-        )
-        for axes in (rows, columns)
+        np.ravel_multi_index([indices[x] for x in axes], [shape[x] for x in axes])
+        for axes in view
     )
     return (i % height) * width + j % width
 
@@ -113,10 +97,7 @@ def test_every_entry_is_put_in_its_place_and_back(shape, view, max_dim, matrix, 
 
 def test_parameters_that_share_a_stack_are_kept_apart():
     shapes = ((6, 4), (2, 3, 4), (9, 8), (4,), (6, 4), (0, 4), (5, 31), ())
-    leaves, start = [], 1
-    for shape in shapes:
-        leaves.append(counted(shape, start))
-        start += math.prod(shape)
+    leaves = [counted(shape, 1000 * i) for i, shape in enumerate(shapes)]
     tiling = Tiling(6)
     found = through_tiles(leaves, tiling)
     equal(found, leaves)

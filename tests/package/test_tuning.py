@@ -1,9 +1,7 @@
 """The choice of the update interval, on a clock of the test's own and on real steps."""
 
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -13,11 +11,9 @@ from jorge_optax import Whitening, tuning
 class Clock:
     """A clock that only the steps that it makes move forward."""
 
-    def __init__(self, monkeypatch, sgd, plain, refresh, noise=0.0, outliers=0):
+    def __init__(self, monkeypatch, sgd, plain, refresh):
         self.now, self.calls, self.optimizers = 0.0, [], []
         self.seconds = {"sgd": sgd, "plain": plain, "refresh": refresh}
-        self.noise, self.outliers = noise, outliers
-        self.rng = np.random.default_rng(0)
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
     def make_step(self, optimizer):
@@ -27,16 +23,14 @@ class Clock:
         def step(carry):
             kind = ("refresh", "plain")[carry % 2] if is_jorge else "sgd"
             self.calls.append(kind)
-            seconds = self.seconds[kind] * (1 + self.noise * self.rng.exponential())
-            if self.outliers and len(self.calls) % self.outliers == 0:
-                seconds *= 30
-            self.now += seconds
+            # A few steps take far longer, which medians do not see.
+            self.now += self.seconds[kind] * (1 if len(self.calls) % 9 else 30)
             return carry + 1
 
         return step, 0
 
     def choose(self, **options):
-        options = {"make_step": self.make_step, "max_seconds": 200.0, **options}
+        options = {"make_step": self.make_step, "max_seconds": 400.0, **options}
         return tuning.choose_update_interval(**options)
 
 
@@ -46,7 +40,6 @@ class Clock:
         ((1.0, 1.0, 1.05), 0.1, 1),  # every step is within 10% already
         ((1.0, 1.0, 2.0), 0.1, 10),  # 1 + 1/k <= 1.1
         ((1.0, 1.02, 5.0), 0.1, 50),  # 1.02 + 3.98/k <= 1.1
-        ((1.0, 1.05, 1.05), 0.1, 1),
         ((1.0, 0.99, 0.98), 0.1, 1),
         ((1.0, 1.3, 2.0), 0.5, 4),
     ],
@@ -66,15 +59,6 @@ def test_smallest_interval_within_the_tolerance(
     assert expected == 1 or choice.seconds(expected - 1) > (1 + tolerance) * times[0]
     said = f"at an interval of {expected} (medians of {choice.rounds} rounds)."
     assert said in str(choice)
-
-
-def test_noise_matters_little_and_outliers_do_not(monkeypatch):
-    noisy, outliers = (
-        Clock(monkeypatch, 1.0, 1.0, 2.0, **options).choose(max_seconds=400)
-        for options in ({"noise": 0.05}, {"outliers": 9})
-    )
-    assert 5 <= noisy.interval <= 20
-    assert outliers.interval == 10
 
 
 def test_no_interval_suffices_and_it_says_what_would_help(monkeypatch):
