@@ -6,7 +6,6 @@ import numpy as np
 
 from benchmarks.robustness import descent, endurance
 from benchmarks.robustness.arithmetic import with_products_in
-from benchmarks.robustness.streams import HOSTILE, SYNTHETIC, synthetic_gradient
 
 
 def test_products_are_rounded_and_nothing_else():
@@ -43,13 +42,3 @@ def test_endurance_sees_ascent():
     np.testing.assert_allclose(
         endurance.cosine(directions, gradients), [1, 0, -(0.5**0.5), 1], rtol=1e-6
     )
-
-
-def test_hostile_streams_are_made():
-    for name in HOSTILE:
-        first, second = (synthetic_gradient(name, (8, 6), t) for t in (0, 501))
-        assert first.shape == (8, 6)
-        assert not np.allclose(first, second)
-        spread = np.linalg.svd(np.asarray(first), compute_uv=False)
-        assert spread[3] < 0.02 * spread[0]
-    assert HOSTILE.keys().isdisjoint(SYNTHETIC)
