@@ -1,14 +1,12 @@
 """How programs for a GPU are read, and what follows from them; no plugin is needed."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 from benchmarks.cost import counts
-from benchmarks.gpu import programs, target
+from benchmarks.gpu import programs
 from jorge_optax import jorge
 from tests.compiled.models import RULES
 
@@ -100,14 +98,6 @@ def test_what_must_not_be_there_is_found(old, new, name, found):
     assert programs.plain_and_refresh(PROGRAM)[0][name] == 0
     changed = PROGRAM.replace(old, new)
     assert programs.plain_and_refresh(changed)[0][name] == found
-
-
-def test_the_bound_is_the_larger_of_two_times():
-    bound = functools.partial(target.bound_seconds, "A100")
-    assert bound(float32=19.5e12) == pytest.approx(1)
-    assert bound(tf32=156e12) == pytest.approx(1)
-    assert bound(float32=1e12, bytes_=3 * 2.039e12) == pytest.approx(3)
-    assert bound(bytes_=1e12) > target.bound_seconds("H100", bytes_=1e12)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,16 @@ def test_schedules_injected_or_not_equal_one_another(schedules, plain):
         assert_agrees(ours, (expected, roots), tolerance=1e-4)
 
 
+@each("jorge", "from_adamw")
+def test_apply_if_finite_forgets_a_bad_gradient(tx):
+    params, *gradients = random_trees(4)
+    poisoned = gradients[0] | {"conv": jnp.full((2, 3, 4), jnp.nan)}
+    safe = optax.apply_if_finite(tx, max_consecutive_errors=2)
+    result, state = train(safe, params, [gradients[0], poisoned, *gradients[1:]])
+    assert state.total_notfinite == 1
+    assert_agrees((result, state.inner_state), train(tx, params, gradients))
+
+
 def test_schedule_free_equals_its_recursion_written_out():
     learning_rate, b1 = 0.1, 0.7
     base = OPTIMIZERS["jorge"]

@@ -28,10 +28,6 @@ def whitening(learning_rate: optax.ScalarOrSchedule):
     return jorge(learning_rate, rule=jorge_optax.Whitening())
 
 
-def jorge_at_length_of_adam(learning_rate: optax.ScalarOrSchedule):
-    return jorge(learning_rate, grafting=jorge_optax.lengths.Adam())
-
-
 def jorge_direction(
     learning_rate: optax.ScalarOrSchedule,
     update_interval: int,
@@ -62,10 +58,8 @@ UNGRAFTED = {
 CONTRIBUTED = (
     (jorge, {"learning_rate": 1e-3, "update_interval": 1}),
     (jorge, {"learning_rate": 1e-3, "tiling": jorge_optax.Tiling(max_dim=1)}),
-    (jorge, {"momentum": 0.0, "grafting": None, **UNGRAFTED}),
     (whitening, {"learning_rate": 1e-3}),
     (from_adamw, {"learning_rate": 1e-3}),
-    (jorge_at_length_of_adam, {"learning_rate": 1e-3}),
     (jorge_direction, UNGRAFTED),
     (adam_at_length_of_sgd, {"learning_rate": 1e-3}),
 )
