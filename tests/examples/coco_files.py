@@ -9,8 +9,26 @@ HEIGHT, WIDTH = 50, 60
 
 def square(left, top, side):
     """A polygon around side x side pixels."""
-    right, bottom = left + side, top + side
+    return outline(left, top, side, side)
+
+
+def outline(left, top, width, height):
+    """A polygon around a box."""
+    right, bottom = left + width, top + height
     return [[left, top, right, top, right, bottom, left, bottom]]
+
+
+def annotation(box, category=1, *, image=7, crowd=0, segmentation=None):
+    """The entry of an instance, by default one that fills its box."""
+    return {
+        "id": 31,
+        "image_id": image,
+        "category_id": category,
+        "segmentation": outline(*box) if segmentation is None else segmentation,
+        "area": box[2] * box[3],
+        "bbox": list(box),
+        "iscrowd": crowd,
+    }
 
 
 def picture(key=7):

@@ -7,7 +7,14 @@ from pycocotools import mask as coco_mask
 from examples.detection import coco, input_pipeline, masks, scoring
 from examples.shared.data import eval_batches, subset, train_batches
 from examples.shared.scenes import Scenes, bounding_box, write_coco
-from tests.examples.coco_files import HEIGHT, WIDTH, picture, square, write_split
+from tests.examples.coco_files import (
+    HEIGHT,
+    WIDTH,
+    annotation,
+    picture,
+    square,
+    write_split,
+)
 
 # pycocotools 2.0 under NumPy 2.
 pytestmark = pytest.mark.filterwarnings(
@@ -16,21 +23,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 # Annotations made by hand: images 60 wide and 50 high.
-
-
-def annotation(box, category=1, *, image=7, crowd=0, segmentation=None):
-    left, top, width, height = box
-    right, bottom = left + width, top + height
-    outline = [[left, top, right, top, right, bottom, left, bottom]]
-    return {
-        "id": 31,
-        "image_id": image,
-        "category_id": category,
-        "segmentation": outline if segmentation is None else segmentation,
-        "area": width * height,
-        "bbox": list(box),
-        "iscrowd": crowd,
-    }
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from examples.detection.losses import Regions, Truth
 from examples.detection.models import make_model
 from examples.detection.proposals import Proposed
 from examples.detection.settings import Proposals, Settings
+from tests.examples.random_models import fill
 from tests.helpers import detection_reference as reference
 
 SIZE, CLASSES = 32, 4
@@ -71,20 +72,8 @@ def make_batch(seed=0, idle=0):
 
 @functools.cache
 def thin():
-    """The graph and state of a thin model whose start is drawn by NumPy."""
-    rng = np.random.default_rng(0)
-    model = nnx.clone(shapes_of("maskrcnn-thin", CLASSES))
-
-    def value(path, shape):
-        if path[-1] == "kernel":
-            return rng.normal(size=shape) * (1 / np.prod(shape[:-1])) ** 0.5
-        return np.full(shape, path[-1] in ("scale", "var"))
-
-    flat = [
-        (path, variable.replace(jnp.asarray(value(path, variable.shape), jnp.float32)))
-        for path, variable in nnx.to_flat_state(nnx.state(model))
-    ]
-    nnx.update(model, nnx.from_flat_state(flat))
+    """The graph and state of a thin model."""
+    model = fill(nnx.clone(shapes_of("maskrcnn-thin", CLASSES)), variance=1)
     model.train()
     return nnx.split(model, nnx.Param, ...)
 
@@ -175,13 +164,14 @@ proposal_losses = jax.jit(detection_losses.proposal_losses, static_argnames="set
 mask_loss = jax.jit(detection_losses.mask_loss)
 
 
-def select(proposed, sizes, *limits):
-    @jax.jit
-    def run(arrays, sizes):
-        whole = Proposed(*arrays, proposed.counts)
-        return proposals.select(whole, sizes, *limits)
-
-    return run(proposed[:3], sizes)
+def make_truth(boxes, labels, cells=4):
+    """True boxes of one image, each full."""
+    shape = (1, len(boxes), cells, cells)
+    return Truth(
+        jnp.asarray(boxes, jnp.float32)[None],
+        jnp.array([labels]),
+        jnp.full(shape, 255, jnp.uint8),
+    )
 
 
 def test_suppression_is_within_classes():
@@ -203,11 +193,7 @@ def test_suppression_is_within_classes():
 
 def test_losses_of_boxes_are_those_by_hand():
     rng = np.random.default_rng(0)
-    truth = Truth(
-        jnp.array([[[2.0, 3, 14, 15], [12, 10, 30, 26]]]),
-        jnp.array([[1, 2]]),
-        jnp.zeros((1, 2, 4, 4), jnp.uint8),
-    )
+    truth = make_truth([[2, 3, 14, 15], [12, 10, 30, 26]], [1, 2])
     near = np.array([[3, 3, 15, 14], [10, 11, 28, 26], [0, 0, 5, 5], [0, 0, 0, 0]])
     regions = Regions(
         jnp.asarray(near, jnp.float32)[None],
@@ -240,12 +226,7 @@ def test_the_loss_of_masks_is_that_by_hand():
     rng = np.random.default_rng(0)
     mask = np.zeros((32, 32))
     mask[4:10, 6:12] = 1
-    box = np.array([6, 4, 12, 10], np.float32)
-    truth = Truth(
-        jnp.asarray(box)[None, None],
-        jnp.array([[2]]),
-        jnp.full((1, 1, 6, 6), 255, jnp.uint8),
-    )
+    truth = make_truth([[6, 4, 12, 10]], [2], cells=6)
     near = np.array([[5, 3, 12, 11], [0, 0, 9, 9]], np.float32)
     regions = Regions(
         jnp.asarray(near)[None],
@@ -263,24 +244,24 @@ def test_the_loss_of_masks_is_that_by_hand():
     assert mask_loss(jnp.asarray(logits), none, truth) == 0
 
 
-def draw_proposed(counts, images=1, seed=0):
+def draw_proposed(*counts):
     """Anchors in an image of 64 x 64, and what a head might give for them."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     low = rng.uniform(0, 40, (sum(counts), 2))
     near = np.concatenate([low, low + rng.uniform(6, 30, low.shape)], axis=1)
     return Proposed(
         jnp.asarray(near, jnp.float32),
-        jnp.asarray(rng.normal(size=(images, sum(counts))), jnp.float32),
-        jnp.asarray(0.2 * rng.normal(size=(images, sum(counts), 4)), jnp.float32),
+        jnp.asarray(rng.normal(size=(1, sum(counts))), jnp.float32),
+        jnp.asarray(0.2 * rng.normal(size=(1, sum(counts), 4)), jnp.float32),
         counts,
     )
 
 
 def test_proposals_are_the_best_of_each_level_after_suppression():
-    proposed = draw_proposed((30, 7))
+    proposed = draw_proposed(30, 7)
     settings = Settings(rpn_threshold=0.1)
     size, limits = jnp.array([[50, 64]]), Proposals(before=10, after=9)
-    found, valid = select(proposed, size, settings, limits)
+    found, valid = proposals.select(proposed, size, settings, limits)
     expected = []
     for own in (range(30), range(30, 37)):
         logits = {i: float(proposed.logits[0, i]) for i in own}
@@ -299,19 +280,15 @@ def test_proposals_are_the_best_of_each_level_after_suppression():
     there = np.asarray(found[0])[np.asarray(valid[0])]
     np.testing.assert_allclose(there, wanted, atol=1e-3)
     looser = dataclasses.replace(settings, rpn_threshold=0.9)
-    other, _ = select(proposed, size, looser, limits)
+    other, _ = proposals.select(proposed, size, looser, limits)
     assert not np.allclose(np.asarray(other[0])[: len(wanted)], wanted, atol=1e-3)
 
 
 def test_losses_of_proposals_are_those_by_hand():
-    proposed = draw_proposed((12,))
+    proposed = draw_proposed(12)
     near = np.asarray(proposed.anchors)
     boxes = np.stack([near[3] + 1, near[8] - 0.5, np.zeros(4)]).astype(np.float32)
-    truth = Truth(
-        jnp.asarray(boxes)[None],
-        jnp.array([[2, 1, -1]]),
-        jnp.zeros((1, 3, 4, 4), jnp.uint8),
-    )
+    truth = make_truth(boxes, [2, 1, -1])
     # The sample has room for all.
     settings = Settings(rpn_sample=24, rpn_fraction=0.5)
     found = proposal_losses(proposed, truth, settings, jax.random.key(0))

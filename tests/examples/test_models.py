@@ -9,6 +9,7 @@ from flax import nnx
 from examples.segmentation import models as segmentation
 from examples.shared import classification
 from examples.shared.resnet import BasicBlock, Bottleneck, ResNet, he_normal
+from tests.examples.random_models import fill
 
 
 def shapes_of(module, name, **options):
@@ -17,21 +18,8 @@ def shapes_of(module, name, **options):
 
 
 def build(module, name, **options):
-    """Makes a model of random kernels, quicker than its own start would compile."""
-    rng = np.random.default_rng(0)
-    model = shapes_of(module, name, **{"classes": 4, **options})
-
-    def value(path, shape):
-        if path[-1] == "kernel":
-            return rng.normal(size=shape) * (2 / np.prod(shape[:-1])) ** 0.5
-        return np.full(shape, path[-1] in ("scale", "var"))
-
-    flat = [
-        (path, variable.replace(jnp.asarray(value(path, variable.shape), jnp.float32)))
-        for path, variable in nnx.to_flat_state(nnx.state(model))
-    ]
-    nnx.update(model, nnx.from_flat_state(flat))
-    return model
+    """Makes a model of four classes with random kernels."""
+    return fill(shapes_of(module, name, classes=4, **options), variance=2)
 
 
 def output_shape(model, size, channels=3, call=lambda model, x: model(x)):
@@ -116,15 +104,6 @@ def test_dilated_stages_keep_the_resolution(block, dilated, sides):
     )
     shapes = output_shape(model, (64, 64), call=lambda model, x: model.features(x))
     assert [shape[1] for shape in shapes] == sides
-
-
-def test_a_dilated_stage_begins_with_the_dilation_before_it():
-    model = shapes_of(segmentation, "deeplabv3-resnet50", classes=2).backbone
-    dilations = [
-        [block.conv2.kernel_dilation for block in layer]
-        for layer in (model.layer2, model.layer3, model.layer4)
-    ]
-    assert dilations == [[1] * 4, [1] + [2] * 5, [2, 4, 4]]
 
 
 # Batch norm, dropout, precision.
