@@ -9,6 +9,7 @@ import collections
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,13 +120,10 @@ def survives(setting: str, tree: str, dtype: str, sequence: list[Step]) -> None:
         expected, base_state = base_update(wide, base_state)
         if not all(norm64(own) <= largest / 4 for own in expected.values()):
             return  # its own steps leave the range of the dtype
-        updates, new = update(grads, state)
+        old, (updates, state) = (grads, state), update(grads, state)
         COUNTS["steps"] += 1
-        leaves = (jax.tree.leaves(pair) for pair in ((grads, state), (updates, new)))
-        for old, leaf in zip(*leaves, strict=True):
-            assert (leaf.dtype, leaf.shape) == (old.dtype, old.shape)
-            assert np.isfinite(np.asarray(leaf, np.float64)).all(), step
-        state = new
+        chex.assert_trees_all_equal_shapes_and_dtypes((updates, state), old)
+        chex.assert_tree_all_finite((updates, state))
         for key, own in updates.items() if known.base is not None else ():
             assert_as_long(own, expected[key], dtype, tolerance)
             if known.base is PLAIN and dtype == "float32":
@@ -240,5 +238,4 @@ def refuses_or_runs(case: tuple[tuple[Any, str], Any]) -> None:
 
     updates, state = jax.jit(two_steps, compiler_options=QUICK)(params)
     if name != "weight_decay" or value < 1e30:  # beyond, decay itself overflows
-        for leaf in jax.tree.leaves((updates, state)):
-            assert np.isfinite(np.asarray(leaf, np.float64)).all(), case
+        chex.assert_tree_all_finite((updates, state))

@@ -120,25 +120,3 @@ def test_a_parameter_with_batch_axes_equals_separate_ones():
     layers, their_gradients = list(params), list(np.swapaxes(gradients, 0, 1))
     close(together, train(layers, their_gradients))
     differs(close, together, train(layers, their_gradients[::-1]))
-
-
-@pytest.mark.parametrize("grafting", ["sgd", None])
-def test_tiles_equal_parameters_of_their_own_and_large_ones_the_whole(grafting):
-    """Also those that are padded: 7 rows are tiles of 4 and of 3."""
-    params, gradients = normal(0, (7, 5)), normal(1, (STEPS, 7, 5))
-
-    def train(max_dim, *trees):
-        tiling = Tiling(max_dim)
-        return trainer(jorge(0.1, grafting=grafting, tiling=tiling, **OPTIONS))(*trees)
-
-    def cut(array):
-        return {
-            f"{i},{j}": array[..., i : i + 4, j : j + 3] for i in (0, 4) for j in (0, 3)
-        }
-
-    tiled, apart = train(4, params, gradients), train(99, cut(params), cut(gradients))
-    close(cut(tiled), apart)
-    whole = train(99, params, gradients)
-    differs(close, cut(whole), apart)
-    close(train(7, params, gradients), whole)
-    differs(close, tiled, whole)
