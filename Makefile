@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-package test-oldest test-newest test-wheel lint fuzz docs
+.PHONY: help demo test test-fast test-slow coverage test-package test-oldest test-newest test-wheel lint fuzz docs
 .PHONY: test-gpu-counts
 .PHONY: build examples-smoke report bench-smoke bench torch-check
 .PHONY: detection-check clean
@@ -26,8 +26,14 @@ examples-smoke: $(VENV)/.installed-examples  ## Run each example for a few steps
 	$(BIN)/python -m examples.segmentation.main $(SMOKE) --out build/examples/segmentation
 	$(BIN)/python -m examples.detection.main $(SMOKE) --out build/examples/detection
 
-test: $(VENV)/.installed-test-all  ## Run all tests
-	$(BIN)/python -m pytest -n 2
+test: $(VENV)/.installed-test-all  ## Run all tests but the slow ones, in minutes
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-fast: $(VENV)/.installed-test-all  ## Run the package's own tests, while editing
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/package
+
+test-slow: $(VENV)/.installed-test-all  ## Run the slow tests: processes, full-size models
+	$(BIN)/python -m pytest -n 2 -m slow
 
 coverage: $(VENV)/.installed-test-all  ## Run the package's own tests, with coverage
 	$(BIN)/python -m pytest -n 2 --cov tests/package tests/contracts
