@@ -11,16 +11,10 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import describe
-
 # Options of jax.jit: quick to compile rather than quick to run.
 QUICK = {"xla_backend_optimization_level": 0}
 # Shapes of the leaves of `tree`.
 TREE = {"matrix": (6, 4), "kernel": (2, 2, 3, 5), "bias": (5,), "scale": ()}
-
-
-def paths_of(tree: Any) -> list[str]:
-    return [leaf.path for leaf in describe(tree).leaves]
 
 
 def structs(**shapes: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -158,3 +158,4 @@ def test_roots_of_any_scale_leave_zeros_zero():
             found = SERIES.precondition(root, turned, size * matrix)
             assert np.isfinite(found).all()
             assert np.sum(found * matrix) > 0
+            assert sign == 1 or (np.sign(found) == np.sign(matrix)).all()

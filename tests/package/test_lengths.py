@@ -15,7 +15,6 @@ from jorge_optax import (
     describe,
     jorge,
     lengths,
-    scale_by_jorge,
 )
 from tests.helpers.trees import QUICK, arrays, close, differs, one_update, trainer
 
@@ -86,15 +85,6 @@ def test_the_step_of_each_tile_has_the_norm_of_optax(name, rule):
     for key in ("b", "scale"):
         close(found[key], -expected[key])
     differs(close, found["dense"], -expected["dense"])
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_without_a_length_the_direction_is_the_step(rule):
-    options = {"rule": rule, "tiling": TILING}
-    found = run(jorge(0.1, B1, grafting=None, **options))
-    direction = scale_by_jorge(momentum=B1, **options)
-    close(found, run(optax.chain(direction, optax.scale_by_learning_rate(0.1))))
-    differs(close, found, run(jorge(0.1, B1, **options)))
 
 
 @pytest.mark.parametrize("kind", [lengths.SGD, lengths.Adam])

@@ -4,10 +4,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jorge_optax import BinomialSeries, Tiling, Whitening, jorge, lengths
-from tests.helpers.devices import run_on_eight_devices
 from tests.helpers.trees import QUICK
 
 SERIES, WHITENING = BinomialSeries(), Whitening(early_refreshes=0)
@@ -82,18 +80,3 @@ def test_a_padded_matrix_steps_as_its_tiles_without_padding(case):
         assert largest_error(case, steps, "zeros") > 1e-3
     grads["whole"][1] *= -1
     assert largest_error(case, train(grads)) > 1e-2
-
-
-def test_idle_tiles_change_nothing():
-    """Seven of eight devices have nothing but a tile of padding."""
-    if jax.device_count() < 8:
-        run_on_eight_devices(f"{__file__}::test_idle_tiles_change_nothing")
-        return
-    mesh = jax.make_mesh((8,), ("data",))
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    grads = {"last": gradients()["last"]}
-    for case in ("BinomialSeries, Adam", "Whitening, Shape"):
-        found = trainer(case, sharding=sharding)(grads)["last"]
-        expected = trainer(case)(grads)["last"]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-        assert not np.allclose(found[1:], expected[:-1], rtol=1e-4)

@@ -63,8 +63,8 @@ def test_the_papers_table_for_jorge_follows_from_its_table_for_sgd(benchmark):
     tx = from_sgd_as_published(rate, 0.9, decay, **options)
     first, second = (7 * epoch for epoch in decays)
     assert f"divides by ten at steps {first} and {second}." in str(tx)
-    lines = {"weight_decay     0.001", "rule             BinomialSeries()"}
-    assert lines <= {*str(tx).splitlines()}
+    lines = {"momentum         0.9", "weight_decay     0.001"}
+    assert {*lines, "rule             BinomialSeries()"} <= {*str(tx).splitlines()}
     expected = rate * np.ones(7 * epochs)
     expected[first:] /= 10
     expected[second:] /= 10

@@ -17,7 +17,7 @@ from jorge_optax import (
     lengths,
     views,
 )
-from tests.helpers.trees import paths_of, structs
+from tests.helpers.trees import structs
 
 
 class Layer(NamedTuple):
@@ -29,9 +29,9 @@ def test_paths_of_trees_of_all_kinds():
     x = jnp.zeros((2, 2))
     tree = {"head": Layer(x, x), "layers": [{"kernel": x}, (x, x)], "value": {3: x}}
     expected = "head/kernel head/bias layers/0/kernel layers/1/0 layers/1/1 value/3"
-    ordered = collections.OrderedDict(tree)
-    assert paths_of(ordered) == expected.split()
-    assert paths_of(x) == [""]
+    leaves = describe(collections.OrderedDict(tree)).leaves
+    assert [leaf.path for leaf in leaves] == expected.split()
+    assert describe(x).leaves[0].path == ""
 
 
 default, scanned = views.default_view, views.scanned("layers")
