@@ -1,0 +1,29 @@
+"""Whether programs can be compiled for a GPU; none is needed."""
+
+import os
+
+import jax
+import pytest
+
+from benchmarks.gpu import target
+
+WITH_JAX = "0.10.2"
+
+
+@pytest.fixture
+def plugin(no_compilation_cache):
+    """Skips where nothing can be compiled for a GPU, unless GPU_COUNTS forbids it.
+
+    The cache cannot read programs of devices that are not there.
+    """
+    if os.environ.get("GPU_COUNTS"):
+        assert target.why_not() is None
+        assert jax.__version__ == WITH_JAX
+        return
+    pytest.importorskip(
+        "jax_cuda12_plugin",
+        reason="jax's plugin for CUDA is missing: install the extra `gpu`, with the "
+        "plugin of jax's own version, to compile for a GPU",
+    )
+    if jax.__version__ != WITH_JAX:
+        pytest.skip(f"The counts are those of jax {WITH_JAX}; others fuse otherwise.")
