@@ -46,12 +46,30 @@ def coco(tmp_path_factory):
     return folder
 
 
-def first_steps(module, config, folder, *, batch=4, size=32, steps=2):
-    """The loss of the last step, and the parameters before and after.
+LONG = pytest.mark.skipif(
+    "DETECTION_CHECK" not in os.environ, reason="takes minutes: make detection-check"
+)
 
-    There are two, because the first one of a warm-up has a learning rate of 0.
-    """
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "config", "folder", "batch", "size", "frozen"),
+    [
+        (classification, CLASSIFICATION["resnet50-1024"], "imagenet", 4, 32, ()),
+        (segmentation, SEGMENTATION["deeplabv3-64"], "coco", 4, 32, ()),
+        pytest.param(
+            *(detection, DETECTION["maskrcnn-32"], "coco", 2, 64),
+            (("body", "conv1"), ("body", "layer1")),
+            marks=LONG,
+        ),
+    ],
+    ids=["resnet50", "deeplabv3", "mask_rcnn"],
+)
+def test_a_full_size_model_takes_steps(
+    module, config, folder, batch, size, frozen, request
+):
     config = dataclasses.replace(config, batch_size=batch, image_size=size)
+    folder = request.getfixturevalue(folder)
     task = module.make_task(config, seed=0, folder=folder)
     built = optimizers.build(
         "jorge",
@@ -60,44 +78,12 @@ def first_steps(module, config, folder, *, batch=4, size=32, steps=2):
         steps_per_epoch=task.steps_per_epoch,
     )
     step, state = loop.make_step_and_state(task, built.transformation, seed=0)
-    before = jax.tree.map(np.asarray, state.params)
+    before = nnx.to_flat_state(jax.tree.map(np.asarray, state.params))
     batches = task.train(0)
-    for _ in range(steps):
+    for _ in range(2):  # the first one of a warm-up has a learning rate of 0
         state, loss = step(state, next(batches))
-    return float(loss), before, state.params
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "config", "folder"),
-    [
-        (classification, CLASSIFICATION["resnet50-1024"], "imagenet"),
-        (segmentation, SEGMENTATION["deeplabv3-64"], "coco"),
-    ],
-    ids=["resnet50-1024", "deeplabv3-64"],
-)
-def test_a_full_size_model_takes_steps(module, config, folder, request):
-    folder = request.getfixturevalue(folder)
-    loss, before, after = first_steps(module, config, folder)
-    assert np.isfinite(loss)
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert np.isfinite(new).all()
-        assert not np.array_equal(old, new)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "DETECTION_CHECK" not in os.environ, reason="takes minutes: make detection-check"
-)
-def test_mask_rcnn_of_full_size_takes_a_step(coco):
-    config = DETECTION["maskrcnn-32"]
-    loss, before, after = first_steps(
-        detection, config, coco, batch=2, size=64, steps=1
-    )
-    assert np.isfinite(loss)
-    for (path, old), (_, new) in zip(
-        nnx.to_flat_state(before), nnx.to_flat_state(after), strict=True
-    ):
-        frozen = path[1:3] in (("body", "conv1"), ("body", "layer1"))
+    assert np.isfinite(float(loss))
+    after = nnx.to_flat_state(state.params)
+    for (path, old), (_, new) in zip(before, after, strict=True):
         assert np.isfinite(new[...]).all()
-        assert np.array_equal(old[...], new[...]) == frozen, path
+        assert np.array_equal(old[...], new[...]) == (path[1:3] in frozen), path

@@ -42,7 +42,6 @@ def forbidden(source, folder):
 def test_there_are_examples():
     assert NAMES == ["classification", "detection", "language_model", "segmentation"]
     assert OWN == {"benchmarks", "examples", "jorge_optax", "tests"}
-    assert not list(EXAMPLES.glob("[!_]*.py"))  # none outside of a folder
 
 
 @pytest.mark.parametrize("folder", [*NAMES, "shared"])

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 
-import numpy as np
 import pytest
 
 from examples.language_model import configs, input_pipeline, main, report, train
@@ -42,8 +41,8 @@ def demo(tmp_path_factory):
     return outputs, folder
 
 
-def test_the_demo_writes_a_table_a_plot_and_the_curves(demo):
-    (output, _), folder = demo
+def test_the_demo_writes_a_table_a_plot_and_the_curves_once(demo):
+    (output, again), folder = demo
     for name in configs.OPTIMIZERS:
         assert f"{name}, seed 1: loss " in output
     assert configs.NOTE in output
@@ -54,11 +53,8 @@ def test_the_demo_writes_a_table_a_plot_and_the_curves(demo):
     for curve in curves["runs"].values():
         assert [step for step, _ in curve] == [2, 4]
         assert all(math.isfinite(loss) for _, loss in curve)
-
-
-def test_what_has_run_is_not_run_again(demo):
-    (first, second), _ = demo
-    assert second.partition("optimizer ")[2] == first.partition("optimizer ")[2] != ""
+    # What has run is not run again.
+    assert again.partition("optimizer ")[2] == output.partition("optimizer ")[2] != ""
 
 
 def test_text_to_validate_with_is_not_trained_on():
@@ -67,19 +63,6 @@ def test_text_to_validate_with_is_not_trained_on():
     piece = validation[1000:1200].tobytes()
     assert piece in validation.tobytes()
     assert piece not in training.tobytes()
-
-
-def test_batches_are_those_of_their_seed():
-    source = np.arange(200, dtype=np.uint8)
-
-    def draw(seed):
-        rng = np.random.default_rng(seed)
-        return input_pipeline.pieces(source, rng, 3, 5, context=7)
-
-    assert draw(0).shape == (3, 5, 8)
-    np.testing.assert_array_equal(np.diff(draw(0)), 1)  # pieces, not single bytes
-    np.testing.assert_array_equal(draw(0), draw(0))
-    assert not np.array_equal(draw(0), draw(1))
 
 
 def curve(*losses: float) -> train.Curve:
@@ -99,7 +82,7 @@ RUNS = {
 }
 
 
-def test_the_table_has_every_seed():
+def test_the_table_and_the_margins_are_by_seed():
     rows = [line.split("  ") for line in report.table(RUNS).splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0][2] == "steps until it stays below 2.050, adamw's mean, by seed"
@@ -107,13 +90,9 @@ def test_the_table_has_every_seed():
         ["adamw", "2.050 (2.000 to 2.100)", "20, never"],
         ["jorge-whitening", "1.600 (1.500 to 1.700)", "10, 20"],
     ]
-
-
-def test_margins_are_paired_by_seed():
     assert report.margins(RUNS).splitlines() == [
         "jorge-whitening ends 0.450 nats below adamw (0.400 to 0.500 by seed).",
         "The seeds of one optimizer differ by at most 0.200.",
     ]
     worse = {"adamw": RUNS["jorge-whitening"], "jorge-whitening": RUNS["adamw"]}
-    above = "jorge-whitening ends 0.450 nats above adamw (0.400 to 0.500 by seed)."
-    assert report.margins(worse).splitlines()[0] == above
+    assert report.margins(worse).startswith("jorge-whitening ends 0.450 nats above")

@@ -3,11 +3,7 @@
 import dataclasses
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,9 +13,6 @@ from examples.shared.optimizers import OPTIMIZERS
 from tests.examples import toy_task
 from tests.examples.toy_task import assert_same_bits, saved_state, train
 from tests.helpers.devices import run_on_eight_devices
-
-ROOT = pathlib.Path(__file__).parents[2]
-MAIN = [sys.executable, "-m", "examples.classification.main"]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +27,12 @@ def whole(tmp_path_factory):
 
 def test_a_run_has_a_row_for_each_evaluation(whole):
     folder, rows = whole
-    assert [row["step"] for row in rows] == [5, 10, 15, 20]
-    assert [row["epoch"] for row in rows] == [0.5, 1.0, 1.5, 2.0]
-    assert all(np.diff([row["seconds"] for row in rows]) > 0)
+    assert [(row["step"], row["epoch"]) for row in rows] == [
+        (5, 0.5),
+        (10, 1.0),
+        (15, 1.5),
+        (20, 2.0),
+    ]
     assert rows[-1]["accuracy"] > rows[0]["accuracy"]
     rates = [row["learning_rate"] for row in rows]
     np.testing.assert_allclose(rates, [0.1, 0.01, 0.001, 0.001], rtol=1e-6)
@@ -46,14 +42,8 @@ def test_a_run_has_a_row_for_each_evaluation(whole):
 
 def test_a_run_begins_with_its_settings_and_the_table_of_parameters(whole, tmp_path):
     text = (whole[0] / "start.txt").read_text()
-    for line in (
-        "weight_decay     0.001",
-        "rule             BinomialSeries()",
-        "update_interval  3",
-    ):
-        assert f"\n{line}\n" in text
-    assert "first/kernel" in text
-    assert "preconditioned" in text
+    for words in ("\nupdate_interval  3\n", "first/kernel", "preconditioned"):
+        assert words in text
     train(tmp_path, "sgd", steps=1)
     text = (tmp_path / "start.txt").read_text()
     assert "  weight_decay: 0.0001\n  schedule: kind cosine, power 0.9\n" in text
@@ -65,16 +55,12 @@ def test_a_run_ends_with_a_summary_and_is_not_run_again(whole, capsys):
     final = f"{rows[-1]['accuracy']:.4f}"
     assert text.startswith(f"jorge, seed 0: accuracy {final} after 20 steps\n")
     assert "s to compile it" in text
-    best = [{**rows[0], "accuracy": 0.99}, *rows[1:]]
-    assert "best accuracy 0.9900, at step 5" in loop.summarize("", best, "accuracy")
     gone = [{**row, "accuracy": None, "loss": None} for row in rows]
     assert "accuracy diverged after 20 steps" in loop.summarize("", gone, "accuracy")
     seen = []
     assert train(folder, on_batch=seen.append) == rows
     assert seen == []
-    output = capsys.readouterr()
-    assert "is complete; remove it to run it again" in output.out
-    assert "compiling" not in output.err
+    assert "is complete; remove it to run it again" in capsys.readouterr().out
 
 
 def test_the_last_and_the_best_checkpoints_stay(whole):
@@ -128,49 +114,7 @@ def test_a_run_that_ctrl_c_stopped_resumes_to_the_same_bits(whole, tmp_path, cap
         assert_same_bits(saved_state(tmp_path / "other", 20), saved_state(whole[0], 20))
 
 
-def digits(folder):
-    """Starts a run of a small ResNet on digits in another process."""
-    arguments = ("--out", str(folder), "--steps", "24")
-    every = ("--set", "eval_every=8", "--set", "checkpoint_every=8")
-    cache = folder.parent / "cache"  # what one compiled serves the others
-    return subprocess.Popen(
-        [*MAIN, *arguments, *every],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
-
-
 @pytest.mark.slow
-def test_a_run_that_was_killed_resumes_to_the_same_bits(tmp_path):
-    finish(digits(tmp_path / "whole"))
-    process = digits(tmp_path / "killed")
-    checkpoints = tmp_path / "killed" / "jorge-0" / "checkpoints"
-    while process.poll() is None and not (checkpoints / "8").exists():
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert not (checkpoints / "24").exists()
-    assert "Resuming " in finish(digits(tmp_path / "killed"))
-    whole, killed = (tmp_path / name / "jorge-0" for name in ("whole", "killed"))
-    assert_same_bits(saved_state(whole, 24), saved_state(killed, 24))
-    assert [row["step"] for row in log.read(killed)] == [8, 16, 24]
-
-
 def test_several_devices():
     run_on_eight_devices("tests/examples/on_eight_devices.py")
 

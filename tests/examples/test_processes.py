@@ -1,4 +1,4 @@
-"""Two processes of four devices each train as one process of eight does."""
+"""Runs in processes of their own: two train as one does, and kills do no harm."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples.shared import devices
+from examples.shared import devices, log
 from examples.shared.checkpoints import CHECKSUMS
 from tests.examples.toy_task import assert_same_bits, saved_state
 
@@ -73,14 +73,14 @@ def finish(folder, runs):
     return output
 
 
-def reach(start, folder, step):
-    """Starts a pair and waits until it has saved this step, still at work.
+def reach(start, folder, step, processes=2):
+    """Starts processes and waits until they have saved this step, still at work.
 
     On a busy machine the processes may not find each other in gloo's half minute.
     """
     saved = folder / "jorge-0" / "checkpoints" / str(step) / CHECKSUMS
     for _ in range(3):
-        runs = start(folder, 2)
+        runs = start(folder, processes)
         while not saved.exists() and all(run.poll() is None for run in runs):
             time.sleep(0.01)
         if saved.exists():
@@ -102,12 +102,17 @@ def pair(start, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def alone(start, tmp_path_factory):
+    """A run of one process that nothing stopped."""
+    folder = tmp_path_factory.mktemp("alone")
+    finish(folder, start(folder, 1))
+    return folder
+
+
 @pytest.mark.slow
-def test_two_processes_train_as_one(start, pair, tmp_path):
-    finish(tmp_path, start(tmp_path, 1))
-    one, two = (
-        jax.tree.leaves(end_of(folder)["params"]) for folder in (tmp_path, pair)
-    )
+def test_two_processes_train_as_one(alone, pair):
+    one, two = (jax.tree.leaves(end_of(folder)["params"]) for folder in (alone, pair))
     for mine, theirs in zip(one, two, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     with pytest.raises(AssertionError):
@@ -115,18 +120,25 @@ def test_two_processes_train_as_one(start, pair, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pair_of_which_one_was_killed_resumes_to_the_same_bits(start, pair, tmp_path):
-    first, second = reach(start, tmp_path, EVERY)
-    second.kill()
-    assert second.wait() == -signal.SIGKILL
-    first.kill()  # it would wait for the other, and fail
-    first.wait()
+@pytest.mark.parametrize(("processes", "whole"), [(1, "alone"), (2, "pair")])
+def test_a_killed_run_resumes_to_the_same_bits(
+    start, tmp_path, request, processes, whole
+):
+    expected = end_of(request.getfixturevalue(whole))
+    *others, last = reach(start, tmp_path, EVERY, processes)
+    last.kill()
+    assert last.wait() == -signal.SIGKILL
+    for other in others:  # it would wait for the one killed, and fail
+        other.kill()
+        other.wait()
     assert not (tmp_path / "jorge-0" / "checkpoints" / f"{STEPS}").exists()
-    assert "Resuming " in finish(tmp_path, reach(start, tmp_path, STEPS))
-    assert_same_bits(end_of(tmp_path), end_of(pair))
+    assert "Resuming " in finish(tmp_path, reach(start, tmp_path, STEPS, processes))
+    assert_same_bits(end_of(tmp_path), expected)
     nudged = jax.tree.map(lambda leaf: leaf * (1 + 1e-6), end_of(tmp_path))
     with pytest.raises(AssertionError):
-        assert_same_bits(nudged, end_of(pair))
+        assert_same_bits(nudged, expected)
+    rows = log.read(tmp_path / "jorge-0")
+    assert [row["step"] for row in rows] == [EVERY, 2 * EVERY, STEPS]
 
 
 def test_a_process_that_does_not_exist_is_refused():
