@@ -1,8 +1,8 @@
 """An example's folder and `examples/shared` are all that a copy of it needs."""
 
-import ast
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,25 +17,14 @@ NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/main.py"))
 OWN = {path.parent.name for path in ROOT.glob("*/__init__.py")}  # packages in here
 
 
-def imported_modules(source):
-    """Returns the names of all modules that a program imports."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "a relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 def forbidden(source, folder):
-    """Returns the imports from this repository that a copy would not have."""
+    """Returns the modules from this repository that a copy would not have."""
     allowed = (f"examples.{folder}.", "examples.shared.", "jorge_optax.")
+    assert "import_module" not in source  # hides an import from this test
     return {
         name
-        for name in imported_modules(source)
-        if name.partition(".")[0] in OWN and not f"{name}.".startswith(allowed)
+        for name in re.findall(r"^\s*(?:from|import) ([\w.]+)", source, re.MULTILINE)
+        if name.partition(".")[0] in {"", *OWN} and not f"{name}.".startswith(allowed)
     }
 
 
@@ -49,23 +38,20 @@ def test_an_example_imports_itself_and_shared_alone(folder):
     files = sorted((EXAMPLES / folder).rglob("*.py"))
     assert len(files) >= 4
     for path in files:
-        text = path.read_text()
-        assert not forbidden(text, folder), path
-        assert "import_module" not in text, path  # hides an import from this test
+        assert not forbidden(path.read_text(), folder), path
 
 
 def test_imports_of_another_example_or_of_benchmarks_are_found():
-    source = (
-        "import benchmarks.results\n"
-        "from examples import classification\n"
-        "from examples.shared import loop\n"
-        "def later():\n"
-        "    from examples.segmentation.configs import CONFIGS\n"
-    )
-    assert forbidden(source, "classification") == {
-        "benchmarks.results",
-        "examples.segmentation.configs.CONFIGS",
-    }
+    source = """
+import benchmarks.results
+from examples import detection
+from .. import detection
+from examples.shared import loop
+def later():
+    from examples.segmentation.configs import CONFIGS
+"""
+    found = {"benchmarks.results", "examples", "..", "examples.segmentation.configs"}
+    assert forbidden(source, "classification") == found
 
 
 def copy(folder, place):
