@@ -10,7 +10,8 @@ from benchmarks.cost import counts
 from benchmarks.gpu import programs, target
 from tests.compiled.models import CASES, compile_update
 
-WITH_JAX = "0.10.2"  # the Makefile installs it
+# The Makefile reads this line.
+WITH_JAX = "0.10.2"
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plugin")]
 MOST_TIMES = 2.6  # the least bytes, of a plain step: each array read and written once
 
