@@ -131,13 +131,9 @@ def test_a_device_keeps_an_eighth_of_the_state_of_resnet50(recipe, excess):
 
 
 def on_devices(name, layout, count):
-    mesh = make_mesh((count,))
     if count == 1:
         return make(name)
-    if layout == "replicated":
-        return make(name, sharding=NamedSharding(mesh, P("x")))
-    specs = LAYOUTS[layout].specs
-    return make(name, sharding=Sharded(mesh, lambda path, _: specs.get(path, P())))
+    return make(name, sharding=LAYOUTS[layout]._replace(sizes=(count,)).sharding)
 
 
 @pytest.mark.parametrize(

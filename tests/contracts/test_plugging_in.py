@@ -55,8 +55,8 @@ def test_keys_of_our_states_are_never_digits_or_moments_of_adam(tx):
 
 
 def test_reserved_keys_would_be_found():
-    assert RESERVED <= own_keys(optax.adam(0.1).init({"w": jnp.ones(2)}))
-    assert "0" in own_keys({"stacks": {"0": jnp.ones(2)}})
+    state = optax.adam(0.1).init({"0": jnp.ones(2)})
+    assert RESERVED | {"0"} <= own_keys(state)
 
 
 # Optimistix keeps a transformation as a pytree: functions, and the arrays in them.
