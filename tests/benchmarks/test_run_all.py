@@ -77,32 +77,20 @@ def test_a_smoke_run_is_small_and_leaves_the_committed_results_alone(tmp_path):
     assert found["provenance"]["command"] == command
 
 
-def test_provenance_has_the_seeds_of_the_rows(monkeypatch, tmp_path):
+def test_provenance_and_the_commits_of_rows(monkeypatch, tmp_path):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    rows = [{"seed": 2, "x": 1}, {"seed": 0, "x": 2}, {"seed": 2, "x": 3}, {"x": 4}]
-
-    def provenance(rows, **facts):
-        results.write("study", rows, **facts)
-        return results.read("study")["provenance"]
-
-    found = provenance(rows, steps=5)
-    assert found["seeds"] == [0, 2]
-    facts = {"command", "commit", "date", "python", "jax", "optax", "device", "steps"}
-    assert facts <= set(found)
-    assert provenance(rows, seeds=[7])["seeds"] == [7]
-    assert "seeds" not in provenance([{"x": 1}])
-
-
-def test_rows_keep_the_commit_they_were_measured_at(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "COMMIT", "new")
     old = {"provenance": {"commit": "0ld"}, "rows": [{"x": 1}, {"x": 2, "commit": "a"}]}
     (tmp_path / "study.json").write_text(json.dumps(old))
-    monkeypatch.setattr(results, "COMMIT", "new")
-    results.write("study", [*results.rows("study"), {"x": 3}])
+    rows = [{"seed": 2, "x": 3}, {"seed": 0, "x": 4}]
+    results.write("study", [*results.rows("study"), *rows], steps=5)
     found = results.read("study")
-    assert [row["commit"] for row in found["rows"]] == ["0ld", "a", "new"]
-    assert [row["x"] for row in found["rows"]] == [1, 2, 3]
-    assert found["provenance"]["commit"] == "new"
+    assert [row["commit"] for row in found["rows"]] == ["0ld", "a", "new", "new"]
+    assert [row["x"] for row in found["rows"]] == [1, 2, 3, 4]
+    facts = {"command", "date", "python", "jax", "optax", "device"}
+    assert facts <= set(found["provenance"])
+    own = {"commit": "new", "seeds": [0, 2], "steps": 5}
+    assert own.items() <= found["provenance"].items()
 
 
 def test_readme_lists_every_study_with_its_minutes():
