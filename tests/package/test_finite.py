@@ -9,14 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import (
-    BinomialSeries,
-    Numerics,
-    Tiling,
-    Whitening,
-    graft,
-    jorge,
-)
+from jorge_optax import BinomialSeries, Numerics, Tiling, Whitening, graft, jorge
 from tests.helpers.plain import Plain
 from tests.helpers.trees import QUICK
 

@@ -8,14 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import (
-    BinomialSeries,
-    Tiling,
-    Whitening,
-    describe,
-    jorge,
-    lengths,
-)
+from jorge_optax import BinomialSeries, Tiling, Whitening, describe, jorge, lengths
 from tests.helpers.trees import QUICK, arrays, close, differs, one_update, trainer
 
 SHAPES = {"dense": (6, 5), "b": (4,), "scale": ()}

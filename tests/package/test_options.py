@@ -337,24 +337,3 @@ def test_integers_that_int32_does_not_hold_are_numbers():
         expected = one_update(make(2.0**32), params)
         equal(one_update(make(np.int64(2**32)), params), expected)
         differs(equal, one_update(make(2.0**33), params), expected)
-
-
-def test_traced_values_pass():
-    params = arrays(w=(4, 3), b=(2,))
-    numbers = {"momentum": 0.8, "weight_decay": 0.01, "update_interval": 1}
-
-    def train(rate, numbers):
-        interval = numbers["update_interval"]
-        own = {"update_interval": lambda count: jnp.where(count < 1, 1, interval)}
-        optimizer = jorge(lambda count: rate / (1 + count), **{**numbers, **own})
-        state = optimizer.init(params)
-        for gradient in (params, jax.tree.map(jnp.cos, params)):
-            updates, state = optimizer.update(gradient, state, params)
-        return updates
-
-    traced = jax.jit(train)
-    expected = jax.jit(lambda: train(0.1, numbers))()
-    close(traced(0.1, numbers), expected)
-    differs(close, traced(0.2, numbers), expected)
-    for name, other in {"momentum": 0.5, "update_interval": 2}.items():
-        differs(close, traced(0.1, {**numbers, name: other}), expected)

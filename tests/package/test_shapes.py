@@ -1,4 +1,4 @@
-"""Parameters to matrices to tiles, and back; and training that shows them alike."""
+"""Parameters to matrices to tiles, and back."""
 
 import dataclasses
 
@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from jorge_optax import MatrixView, Rule, Tiling, describe, jorge, scale_by_jorge
-from tests.helpers.trees import (
-    QUICK,
-    close,
-    counted,
-    differs,
-    equal,
-    normal,
-    structs,
-    trainer,
-)
+from tests.helpers.trees import QUICK, counted, differs, equal, structs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,19 +95,3 @@ def test_parameters_that_share_a_stack_are_kept_apart():
     differs(equal, [found[4], *found[1:]], leaves)
     tiles = [leaf.tiles for leaf in describe(leaves, jorge(0.1, tiling=tiling)).leaves]
     assert tiles.count("1 of 6x4") == 3
-
-
-# The same training, written in two ways.
-
-STEPS = 5
-OPTIONS = {"weight_decay": 0.1, "update_interval": 2}
-
-
-def test_a_parameter_with_batch_axes_equals_separate_ones():
-    params, gradients = normal(0, (3, 6, 4)), normal(1, (STEPS, 3, 6, 4))
-    tiling = Tiling(view=lambda path, shape: MatrixView((-2,), (-1,)))
-    train = trainer(jorge(0.1, tiling=tiling, **OPTIONS))
-    together = list(np.swapaxes(train(params, gradients), 0, 1))
-    layers, their_gradients = list(params), list(np.swapaxes(gradients, 0, 1))
-    close(together, train(layers, their_gradients))
-    differs(close, together, train(layers, their_gradients[::-1]))

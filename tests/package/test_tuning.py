@@ -34,16 +34,16 @@ class Clock:
         return tuning.choose_update_interval(**options)
 
 
-@pytest.mark.parametrize(
-    ("times", "tolerance", "expected"),
-    [
-        ((1.0, 1.0, 1.05), 0.1, 1),  # every step is within 10% already
-        ((1.0, 1.0, 2.0), 0.1, 10),  # 1 + 1/k <= 1.1
-        ((1.0, 1.02, 5.0), 0.1, 50),  # 1.02 + 3.98/k <= 1.1
-        ((1.0, 0.99, 0.98), 0.1, 1),
-        ((1.0, 1.3, 2.0), 0.5, 4),
-    ],
+CHOICES = (
+    ((1.0, 1.0, 1.05), 0.1, 1),  # every step is within 10% already
+    ((1.0, 1.0, 2.0), 0.1, 10),  # 1 + 1/k <= 1.1
+    ((1.0, 1.02, 5.0), 0.1, 50),  # 1.02 + 3.98/k <= 1.1
+    ((1.0, 0.99, 0.98), 0.1, 1),
+    ((1.0, 1.3, 2.0), 0.5, 4),
 )
+
+
+@pytest.mark.parametrize(("times", "tolerance", "expected"), CHOICES)
 def test_smallest_interval_within_the_tolerance(
     monkeypatch, times, tolerance, expected
 ):

@@ -8,12 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jorge_optax import (
-    Numerics,
-    Whitening,
-    jorge,
-    scale_by_jorge,
-)
+from jorge_optax import Numerics, Whitening, jorge, scale_by_jorge
 from jorge_optax._whitening import largest_ratio
 from tests.helpers.trees import QUICK
 from tests.helpers.whitening_oracle import WhiteningTile
