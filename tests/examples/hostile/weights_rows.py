@@ -48,10 +48,7 @@ HEADERS = {
     "empty": (b"", "header length"),
     "not-json": (safetensors(b"{'a'"), "header is not JSON"),
     "deep": (safetensors(b'{"a":' * 100_000), "nested too deeply"),
-    "twice": (
-        safetensors(b'{"a": 1, "a": 2}'),
-        "the name 'a' occurs twice in an object",
-    ),
+    "twice": (safetensors(b'{"a": 1, "a": 2}'), "the name 'a' occurs twice"),
     "no-dtype": (safetensors({"a": {}}), "'a': it lacks the key 'dtype'"),
     "dtype": (two(dtype="F31"), "'b': dtype is 'F31', not one of"),
     "dtype-pickle": (two(dtype="O"), "'b': dtype is 'O', not one of"),
@@ -60,15 +57,8 @@ HEADERS = {
     "shape-negative": (two(shape=[-1, -2]), "'b': shape must have integers"),
     "shape-wraps": (two(shape=[2**32, 2**32, 2]), "do not fit the shape"),
     "overlap": (two(data_offsets=[4, 12]), "'b': data_offsets begin at 4"),
-    "hole": (
-        safetensors({"a": entry(0, 8), "b": entry(12, 20)}, 20),
-        "'b': data_offsets begin at 12",
-    ),
+    "hole": (safetensors({"a": entry(0, 8), "b": entry(12, 20)}, 20), "begin at 12"),
     "beyond": (safetensors({"a": entry(0, 8)}, 7), "data_offsets end at 8"),
-    "far-beyond": (
-        safetensors({"a": entry(0, 2**50, shape=[2**48])}),
-        "data_offsets end at 1125899906842624",
-    ),
     "backwards": (two(data_offsets=[16, 8]), "'b': data_offsets [16, 8] do not fit"),
     "offset-null": (two(data_offsets=None), "data_offsets must be a list of 2"),
 }
@@ -119,15 +109,9 @@ FLAGS = 8
 ARCHIVES = {
     "pickle": (archive(PICKLE), "'a': its dtype is object, so it holds a pickle"),
     "pickle-second": (archive(GOOD, PICKLE), "'b': its dtype is object"),
-    "pickle-field": (
-        archive(described((1,), "[('x', '|O')]")),
-        "'a': its dtype is object",
-    ),
+    "pickle-field": (archive(described((1,), "[('x', '|O')]")), "dtype is object"),
     "bomb": (patched(ZEROS, UNPACKED, b"\xfe\xff\xff\xff"), f"more than {LIMIT}"),
-    "bomb-of-lies": (
-        patched(ZEROS, UNPACKED, struct.pack("<I", 200)),
-        "'a': Bad CRC-32",
-    ),
+    "bomb-of-lies": (patched(ZEROS, UNPACKED, b"\xc8\0\0\0"), "'a': Bad CRC-32"),
     "many": (archive(*[GOOD] * 2, names=("a.npy", "a")), "two arrays of one name"),
     "shape": (archive(described((3,))), "'a': its shape (3,) of float32 does not fit"),
     "shape-huge": (archive(described((2**60, 2**60))), "'a': its shape"),
@@ -139,10 +123,7 @@ ARCHIVES = {
     "header": (archive(npy_header("{}\n")), "'a': "),
     "header-code": (archive(npy_header("exit()\n")), "'a': "),
     "header-long": (archive(npy_header(" " * 60_000)), "'a': its header length is"),
-    "header-huge": (
-        archive(b"\x93NUMPY\2\0\xff\xff\xff\xff"),
-        "'a': its header length is 4294967295",
-    ),
+    "header-huge": (archive(b"\x93NUMPY\2\0\xff\xff\xff\xff"), "is 4294967295"),
     "no-npy": (archive(b"text"), "'a': "),
     "empty": (b"", "is not a zip file"),
     "no-zip": (GOOD, "is not a zip file"),
