@@ -7,7 +7,7 @@ import pytest
 
 from jorge_optax import BinomialSeries, Numerics, Whitening
 from jorge_optax._paper import Seen as Gram
-from jorge_optax._whitening import Seen, round_root
+from jorge_optax._whitening import Seen, largest_ratio, round_root
 
 SERIES, WHITENING = BinomialSeries(), Whitening()
 RULES = {"series": SERIES, "whitening": WHITENING}
@@ -79,13 +79,13 @@ def test_the_series_is_that_of_the_inverse_fourth_root_to_second_order(m, size):
 # --- the whitening rule --------------------------------------------------------------
 
 
-def corrected(root, covariance):
+def corrected(root, covariance, rule=WHITENING):
     """Refreshes a root that has whitened a gradient of this covariance."""
     m = len(root)
     # Without energy there is no ridge.
     seen = Seen(jnp.asarray(root @ covariance @ root / m), jnp.zeros(()))
-    refresh = jax.jit(WHITENING.refresh, static_argnums=3)
-    return refresh(root_of(WHITENING, jnp.asarray(root)), seen, jnp.ones(m), rounding())
+    refresh = jax.jit(rule.refresh, static_argnums=3)
+    return refresh(root_of(rule, jnp.asarray(root)), seen, jnp.ones(m), rounding())
 
 
 @pytest.mark.usefixtures("x64")
@@ -105,6 +105,17 @@ def test_a_correction_is_that_of_the_inverse_square_root(reach, tolerance):
         np.testing.assert_allclose(roots, exact, rtol=tolerance)
     np.testing.assert_array_equal(new.unit, new.unit.T)
     np.testing.assert_allclose(jnp.trace(new.unit), 6, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("beta2", [0.7, 0.9])
+def test_an_error_off_the_diagonal_is_multiplied_by_minus_one_half(beta2):
+    """At the fixed point, which two eigenvalues and a small error in between show."""
+    rule, root, error = Whitening(beta2), np.diag([largest_ratio(beta2), 1.0]), 1e-6
+    wrong = root + error * np.array([[0, 1], [1, 0]])
+    new = whole(rule, corrected(wrong, np.diag(np.diag(root) ** -2.0), rule))
+    np.testing.assert_allclose(new[0, 1] / error, -0.5, atol=0.02)
+    np.testing.assert_allclose(np.diag(new), np.diag(root), rtol=1e-3)
 
 
 def test_rounding_cannot_make_a_root_indefinite():

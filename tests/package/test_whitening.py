@@ -155,3 +155,14 @@ def test_a_row_dead_for_1000_refreshes_wakes():
     shares = rows[:, 3] / np.linalg.norm(rows, axis=1)
     # The row that wakes leads the first steps, and no longer after 20 of them.
     assert np.mean(shares[20:]) < 0.5
+
+
+def test_one_gradient_of_rank_one_for_5000_refreshes():
+    """Without the ridge errors grow, and the direction turns away (docs)."""
+    rng = np.random.default_rng(9)
+    gradient = np.outer(rng.normal(size=16), rng.normal(size=8))
+    grads = jnp.tile(jnp.asarray(gradient, jnp.float32), (5000, 1, 1))
+    optimizer = scale_by_jorge(update_interval=1, rule=Whitening())
+    last = np.asarray(run(optimizer, grads)[0][-1], np.float64)
+    product = np.sum(last * gradient)
+    assert product > 0.999 * np.linalg.norm(last) * np.linalg.norm(gradient)
