@@ -106,6 +106,17 @@ def test_dilated_stages_keep_the_resolution(block, dilated, sides):
     assert [shape[1] for shape in shapes] == sides
 
 
+def test_both_convolutions_of_a_basic_block_are_dilated():
+    # No comparison with torch has this: torchvision's basic block is not dilated.
+    model = shapes_of(segmentation, "deeplabv3-resnet18", classes=2).backbone
+    dilations = [
+        (block.conv1.kernel_dilation, block.conv2.kernel_dilation)
+        for layer in (model.layer3, model.layer4)
+        for block in layer
+    ]
+    assert dilations == [(1, 1), (2, 2), (2, 2), (4, 4)]
+
+
 # Batch norm, dropout, precision.
 
 
