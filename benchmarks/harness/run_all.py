@@ -76,6 +76,7 @@ STUDIES = (
     Study("training.demo", 10),
     Study("training.demo --one-thread", 3),
     Study("training.ablation", 100, (FASHION, CIFAR), "'the rule' --problems lm", ()),
+    Study("training.repeat", 15, (CIFAR,), smoke_needs=(CIFAR,)),
     Study("training.default_rate", 20, (FASHION, CIFAR), "mlp", (FASHION,)),
     *(
         Study(f"training.comparison {run}", minutes, (data, PSGD), only, (data,))

@@ -1,6 +1,7 @@
 """What trainers ask of an optimizer from outside, without the trainers."""
 
 import dataclasses
+import importlib
 from typing import Any
 
 import equinox as eqx
@@ -10,13 +11,15 @@ import optax
 import optimistix
 import pytest
 
-from jorge_optax import JorgeState, from_adamw, jorge
+from jorge_optax import JorgeState, Tiling, Whitening, from_adamw, jorge
 from tests.helpers.contract import (
     assert_agrees,
     assert_close,
     assert_differs,
     each,
     random_tree,
+    random_trees,
+    train,
 )
 
 
@@ -57,6 +60,41 @@ def test_keys_of_our_states_are_never_digits_or_moments_of_adam(tx):
 def test_reserved_keys_would_be_found():
     state = optax.adam(0.1).init({"0": jnp.ones(2)})
     assert RESERVED | {"0"} <= own_keys(state)
+
+
+# One nested call, as in kauldron's files of configuration.
+NESTED: dict[str, Any] = {
+    "name": "jorge_optax.from_adamw",
+    "learning_rate": {
+        "name": "optax.warmup_cosine_decay_schedule",
+        "init_value": 0.0,
+        "peak_value": 0.05,
+        "warmup_steps": 2,
+        "decay_steps": 9,
+    },
+    "rule": {"name": "jorge_optax.Whitening", "beta2": 0.8},
+    "tiling": {"name": "jorge_optax.Tiling", "max_dim": 4},
+}
+
+
+def resolve(config):
+    if not isinstance(config, dict):
+        return config
+    arguments = {key: resolve(value) for key, value in config.items() if key != "name"}
+    module, _, name = config["name"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(**arguments)
+
+
+def test_one_nested_call_returns_the_transformation():
+    params, *gradients = random_trees(4)
+    tx = resolve(NESTED)
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 0.05, 2, 9)
+    options = dict(rule=Whitening(0.8), tiling=Tiling(4))
+    expected = train(from_adamw(schedule, **options), params, gradients)
+    assert_agrees(train(tx, params, gradients), expected)
+    other = resolve(NESTED | {"tiling": None})
+    assert_differs(assert_close, train(other, params, gradients)[0], expected[0])
 
 
 # Optimistix keeps a transformation as a pytree: functions, and the arrays in them.

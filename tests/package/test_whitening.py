@@ -166,3 +166,26 @@ def test_one_gradient_of_rank_one_for_5000_refreshes():
     last = np.asarray(run(optimizer, grads)[0][-1], np.float64)
     product = np.sum(last * gradient)
     assert product > 0.999 * np.linalg.norm(last) * np.linalg.norm(gradient)
+
+
+@pytest.mark.usefixtures("no_compilation_cache")
+def test_a_second_eager_update_compiles_nothing():
+    compiled = []
+
+    def listen(event, *_, **__):
+        compiled.append(event)
+
+    optimizer, params = jorge(0.1, rule=Whitening()), {"w": jnp.ones((6, 5))}
+    jax.clear_caches()
+    state = optimizer.init(params)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        counts = []
+        for _ in range(3):
+            _, state = optimizer.update(params, state, params)
+            event = "/jax/core/compile/backend_compile_duration"
+            counts.append(compiled.count(event))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert counts[0] > 0
+    assert counts == 3 * counts[:1]
