@@ -7,15 +7,15 @@ Symbols, for the left side of a gradient G, m x n (the right side has G^T for G)
     x       X = L_hat^4 G G^T
     beta2   |X| / (|X| + 1), so that (1 - beta2) / beta2 = 1 / |X|
 
-A root is kept as ``exp(log_scale) * unit`` with the largest entry of ``unit`` one, and
-a gradient comes divided by its largest entry. Then no number overflows, whatever the
-gradients are, and X / |X|, which is all that the series needs, is the same.
+A root is kept as ``scale * unit`` with the largest entry of ``unit`` one, and a
+gradient comes divided by its largest entry. Then no number overflows, whatever the
+gradients are: the scale of a root is about ``|G|^(-1/2)``. X / |X|, which is all that
+the series needs, is the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ from jorge_optax._rule import Root, Rounding, Rule
 # is this much larger than those that are excited, it may not grow further: 2**10 in a
 # root is 2**40 in the statistic, well beyond what float32 can resolve.
 MAX_SPREAD = 2.0**10
-# The scale of a direction is cut off at about the root of the largest float32.
+# Scales of roots and directions are cut off at about the root of the largest float32.
 MAX_SCALE = 2.0**63
 
 
@@ -77,8 +77,8 @@ class BinomialSeries(Rule):
 
     def init(self, real: jax.Array, dtype: np.dtype) -> Root:
         """Line 1: ``eps^(-1/4) I``, the root of the statistic ``eps I``."""
-        log_scale = jnp.full([], -math.log(self.eps) / 4, real.dtype)
-        return Root(jnp.diag(real).astype(dtype), log_scale)
+        scale = jnp.full([], min(self.eps**-0.25, MAX_SCALE), real.dtype)
+        return Root(jnp.diag(real).astype(dtype), scale)
 
     def observe(
         self, left: Root, right: Root, gradient: jax.Array, size: jax.Array
@@ -102,7 +102,7 @@ class BinomialSeries(Rule):
         # Line 6: I - X / (4 |X|) + 5 X^2 / (32 |X|^2), times the old root.
         unit = root.unit - root.unit @ (x / 4 - 5 / 32 * (x @ x))
         beta2 = norm / (norm + 1)  # A.1
-        log_scale = root.log_scale - jnp.log(beta2) / 4
+        scale = root.scale / fourth_root(beta2)
 
         # The gradient excites only directions whose root is smaller by MAX_SPREAD than
         # the largest: a multiple of the identity keeps them off zero.
@@ -113,19 +113,17 @@ class BinomialSeries(Rule):
         errors = 2 * float(jnp.finfo(rounding.dtype).eps)
         lost = jnp.sum(gram * root.unit) <= errors * trace
         unit = jnp.where(lost, eye, unit)
-        restart = trace**-0.25 / jnp.sqrt(seen.size)
+        restart = 1 / (fourth_root(trace) * jnp.sqrt(seen.size))
 
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(unit)))
         largest = jnp.where(largest > 0, largest, 1)  # a tile that is all padding
-        log_scale = jnp.where(lost, 0, log_scale)
-        log_scale = log_scale + jnp.log(jnp.where(lost, restart, largest))
-        return Root(unit / largest, log_scale)
+        scale = jnp.where(lost, restart, scale * largest)
+        return Root(unit / largest, jnp.clip(scale, 1 / MAX_SCALE, MAX_SCALE))
 
     def precondition(self, left: Root, right: Root, matrix: jax.Array) -> jax.Array:
         """Line 11: ``L_hat G R_hat``; a multiple of G where that does not descend."""
         most = jnp.finfo(matrix.dtype).max
-        scale = jnp.exp(left.log_scale + right.log_scale)
-        scale = jnp.clip(scale, 1 / MAX_SCALE, MAX_SCALE)
+        scale = jnp.clip(left.scale * right.scale, 1 / MAX_SCALE, MAX_SCALE)
         direction = scale * (left.unit @ matrix @ right.unit)
         # Roots make gradients like those before them about as large as one.
         scaled = jnp.clip(scale * matrix, -most, most)
@@ -137,7 +135,12 @@ class BinomialSeries(Rule):
         """Returns ``beta2`` and ``growth``, its inverse fourth root."""
         _, norm, _ = excitation(root, seen)
         beta2 = norm / (norm + 1)
-        return {"beta2": beta2, "growth": beta2**-0.25}
+        return {"beta2": beta2, "growth": 1 / fourth_root(beta2)}
+
+
+def fourth_root(x: jax.Array) -> jax.Array:
+    """Returns the fourth root; a power, or a logarithm, takes long to compile."""
+    return jnp.sqrt(jnp.sqrt(x))
 
 
 def excitation(root: Root, seen: Seen) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -145,6 +148,6 @@ def excitation(root: Root, seen: Seen) -> tuple[jax.Array, jax.Array, jax.Array]
     square, tiny = root.unit @ root.unit, jnp.finfo(root.unit.dtype).tiny
     x = square @ (square @ seen.gram)
     unit_norm = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x)), tiny))
-    # X = exp(4 log_scale) size^2 x. Where beta2 is all but 0 or 1, |X| is cut off.
-    scale = jnp.clip(jnp.exp(2 * root.log_scale) * seen.size, 1e-18, 1e6)
+    # X = scale^4 size^2 x. Where beta2 is all but 0 or 1, |X| is cut off.
+    scale = jnp.clip(root.scale**2 * seen.size, 1e-18, 1e6)
     return x / unit_norm, jnp.maximum(scale**2 * unit_norm, tiny), unit_norm

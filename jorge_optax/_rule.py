@@ -14,15 +14,15 @@ from jorge_optax._tiles import PyTree
 
 
 class Root(NamedTuple):
-    """A matrix ``exp(log_scale) * unit``, whose scale cannot overflow.
+    """A matrix ``scale * unit``, of which neither part leaves the range of numbers.
 
     Attributes:
       unit: ``[m, m]``, of a norm that the rule fixes; zero on padded rows.
-      log_scale: ``[]``, in float32 or wider.
+      scale: ``[]``, in float32 or wider.
     """
 
     unit: jax.Array
-    log_scale: jax.Array
+    scale: jax.Array
 
 
 class Rounding(NamedTuple):
@@ -207,7 +207,7 @@ class Rule:
 
     def matrix(self, root: PyTree) -> jax.Array:
         """Returns the matrix ``[m, m]`` that a root stands for, for diagnostics."""
-        return jnp.exp(root.log_scale) * root.unit
+        return root.scale * root.unit
 
     def report(self, root: PyTree, seen: PyTree) -> dict[str, jax.Array]:
         """Returns further numbers of one side and one gradient, for diagnostics."""

@@ -27,10 +27,13 @@ class Seen(NamedTuple):
     Attributes:
       product: ``[m, m]``, ``D D^T / |G|^2``.
       energy: ``[]``, ``|G B|^2 / |G|^2``, where B is the root of the other side.
+      scale: ``[]``, the geometric mean of both scales. Only their product matters, so
+        that both sides go on from it, and neither drifts away.
     """
 
     product: jax.Array
     energy: jax.Array
+    scale: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Whitening(Rule):
 
     def init(self, real: jax.Array, dtype: np.dtype) -> Root:
         """Returns the identity, of trace m, the number of real rows."""
-        return Root(jnp.diag(real).astype(dtype), jnp.zeros([], real.dtype))
+        return Root(jnp.diag(real).astype(dtype), jnp.ones([], real.dtype))
 
     def observe(
         self, left: Root, right: Root, gradient: jax.Array, size: jax.Array
@@ -94,11 +97,12 @@ class Whitening(Rule):
         by_left, by_right = a @ gradient, gradient @ b
         rows, columns = gradient.shape
         d = by_left @ b if columns <= rows else a @ by_right
-        scale = jnp.exp(2 * (left.log_scale + right.log_scale))
-        share = scale / jnp.sum(jnp.square(gradient))
+        scale = left.scale * right.scale
+        share = jnp.square(scale) / jnp.sum(jnp.square(gradient))
+        mean = jnp.sqrt(scale)
         return (
-            Seen(share * (d @ d.T), share * jnp.sum(jnp.square(by_right))),
-            Seen(share * (d.T @ d), share * jnp.sum(jnp.square(by_left))),
+            Seen(share * (d @ d.T), share * jnp.sum(jnp.square(by_right)), mean),
+            Seen(share * (d.T @ d), share * jnp.sum(jnp.square(by_left)), mean),
         )
 
     def refresh(
@@ -133,15 +137,15 @@ class Whitening(Rule):
         # the norm.
         size = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(half)), tiny))
         unit = unit + rounding.products * size / mean * eye
-        log_scale = root.log_scale + jnp.log(mean * jnp.sqrt(1 + weight))
-        return Root(round_root(unit, rounding.dtype), log_scale)
+        scale = seen.scale * mean * jnp.sqrt(1 + weight)
+        return Root(round_root(unit, rounding.dtype), scale)
 
     def precondition(self, left: Root, right: Root, matrix: jax.Array) -> jax.Array:
         """Returns ``A M B``."""
         # No eigenvalue of a root exceeds its trace: the products cannot overflow.
         traces, most = math.prod(matrix.shape), jnp.finfo(matrix.dtype).max
         direction = left.unit @ (matrix / traces) @ right.unit
-        scale = traces * jnp.exp(left.log_scale + right.log_scale)
+        scale = traces * left.scale * right.scale
         return jnp.clip(scale * direction, -most, most)
 
 

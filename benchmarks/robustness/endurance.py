@@ -84,7 +84,7 @@ def _view_tiles(path: str, shape: tuple[int, ...]) -> MatrixView:
 
 
 def roots_of(state: Any) -> tuple[Any, Any]:
-    """Returns the left and the right roots of all tiles, ``unit`` and ``log_scale``."""
+    """Returns the left and the right roots of all tiles, ``unit`` and ``scale``."""
     (left,), (right,) = (side.values() for side in optax.tree.get(state, "roots"))
     return left, right
 
@@ -213,7 +213,7 @@ def _step(rule: Case, carry: Any, gradients: jax.Array) -> tuple[Any, None]:
     products = PRODUCTS[rule.precision]
     made, state = with_products_in(products, rule.optimizer().update)(gradients, state)
     units = [root.unit.astype(gradients.dtype) for root in roots_of(state)]
-    scales = [jnp.exp(root.log_scale) for root in roots_of(state)]
+    scales = [root.scale for root in roots_of(state)]
     asymmetry = functools.reduce(jnp.maximum, map(_asymmetry, units))
     entries = (
         scale * _largest_entry(unit) for scale, unit in zip(scales, units, strict=True)

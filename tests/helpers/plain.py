@@ -14,13 +14,11 @@ class Plain(BinomialSeries):
         norm = jnp.sqrt(jnp.sum(jnp.square(x)))
         x = x / norm
         unit = root.unit - root.unit @ (x / 4 - 5 / 32 * (x @ x))
-        norm = (jnp.exp(2 * root.log_scale) * seen.size) ** 2 * norm
-        log_scale = root.log_scale - jnp.log(norm / (norm + 1)) / 4
+        norm = (root.scale**2 * seen.size) ** 2 * norm
+        scale = root.scale * (norm / (norm + 1)) ** -0.25
         largest = jnp.max(jnp.abs(unit))
-        return root._replace(
-            unit=unit / largest, log_scale=log_scale + jnp.log(largest)
-        )
+        return root._replace(unit=unit / largest, scale=scale * largest)
 
     def precondition(self, left, right, matrix):
-        scale = jnp.exp(left.log_scale + right.log_scale)
+        scale = left.scale * right.scale
         return scale * (left.unit @ matrix @ right.unit)

@@ -27,6 +27,9 @@ class WhiteningTile:
         """Corrects both roots by the gradient that they have whitened."""
         if not np.any(g):
             return
+        # Only the product of the two scales matters: both sides get the same.
+        ratio = np.sqrt(np.mean(np.diag(self.b)) / np.mean(np.diag(self.a)))
+        self.a, self.b = self.a * ratio, self.b / ratio
         g = g / np.sqrt(np.sum(g**2))
         d, from_left, from_right = self.a @ g @ self.b, self.a @ g, g @ self.b
         left = self.corrected(self.a, d @ d.T, np.sum(from_right**2))

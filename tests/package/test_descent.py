@@ -106,7 +106,7 @@ def root_of(matrix, dtype="float32"):
     root = SERIES.init(jnp.ones(len(matrix)), jnp.dtype("float32"))
     largest = jnp.max(jnp.abs(matrix))
     unit = (matrix / largest).astype(dtype).astype(jnp.float32)
-    return root._replace(unit=unit, log_scale=jnp.log(largest))
+    return root._replace(unit=unit, scale=largest)
 
 
 @pytest.mark.parametrize("scale", [1.0, -4.0, 4.0])

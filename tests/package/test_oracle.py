@@ -101,7 +101,7 @@ def wrong_roots(found, interval, tolerance, **options):
             index = taken[key] = taken.get(key, -1) + 1
             for stacks, expected in zip(found[1], pair, strict=True):
                 root = stacks[key]
-                matrix = np.exp(root.log_scale[index]) * root.unit[index]
+                matrix = root.scale[index] * root.unit[index]
                 padding = [(0, len(matrix) - len(expected))] * 2
                 if not is_close(matrix, np.pad(expected, padding), tolerance):
                     wrong.add(case)

@@ -38,8 +38,8 @@ def run(optimizer, grads):
 
 def matrices(root, index=0):
     """Returns the root of one tile after each step, in float64."""
-    unit, log_scale = (np.asarray(x[:, index], np.float64) for x in root)
-    return np.exp(log_scale)[:, None, None] * unit
+    unit, scale = (np.asarray(x[:, index], np.float64) for x in root)
+    return scale[:, None, None] * unit
 
 
 # --- against the oracle --------------------------------------------------------------
@@ -166,6 +166,16 @@ def test_one_gradient_of_rank_one_for_5000_refreshes():
     last = np.asarray(run(optimizer, grads)[0][-1], np.float64)
     product = np.sum(last * gradient)
     assert product > 0.999 * np.linalg.norm(last) * np.linalg.norm(gradient)
+
+
+def test_scales_of_the_two_sides_do_not_drift_apart():
+    """Only their product matters; on their own, they part by percents a refresh."""
+    optimizer = scale_by_jorge(rule=Whitening(), update_interval=1)
+    grads = jnp.asarray(gradients((24, 3), 400), jnp.float32)
+    _, (left, right) = run(optimizer, grads)
+    (left,), (right,) = left["24x3"].scale[-1], right["24x3"].scale[-1]
+    np.testing.assert_allclose(left / right, 1, atol=0.2)
+    np.testing.assert_allclose(left * right, 1, atol=0.9)
 
 
 @pytest.mark.usefixtures("no_compilation_cache")
