@@ -35,10 +35,10 @@ class Counts(NamedTuple):
 # rest cut gradients into tiles, take norms and put directions together, as XLA fuses
 # it.
 PINNED = {
-    ("resnet50", "series"): Counts(236, 16, 336, 57),
-    ("resnet50", "whitening"): Counts(238, 16, 409, 72),
-    ("transformer", "series"): Counts(87, 10, 157, 40),
-    ("transformer", "whitening"): Counts(87, 10, 204, 48),
+    ("resnet50", "series"): Counts(254, 16, 344, 57),
+    ("resnet50", "whitening"): Counts(240, 16, 409, 72),
+    ("transformer", "series"): Counts(97, 10, 161, 40),
+    ("transformer", "whitening"): Counts(89, 10, 205, 48),
 }
 
 
@@ -51,9 +51,9 @@ def test_an_update_is_one_graph_without_copies_of_roots(model, rule, device):
     assert refresh["cusolver_calls"] == refresh["other_calls"] == 0
     graphs = {"cuda_graphs": 1, "outside_of_graphs": {}}
     assert programs.graph_counts(program.thunks) == graphs
-    # Logarithms of scales may be copied, 4 bytes a root, but no matrix.
-    scales = [x for x in jax.tree.leaves(optax.tree.get(state, "roots")) if x.ndim == 1]
-    assert plain["root_copied_bytes"] <= sum(4 * scale.size for scale in scales)
+    # Scales may be copied, 4 bytes a root, but no matrix.
+    roots = jax.tree.leaves(optax.tree.get(state, "roots"))
+    assert plain["root_copied_bytes"] < min(4 * x.size for x in roots if x.ndim > 1)
     least = counts.least_bytes(state, params)["plain"] + counts.tree_bytes(params)
     assert least < plain["traffic_bytes"] <= MOST_TIMES * least
     if device == "A100":
