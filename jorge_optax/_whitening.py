@@ -27,8 +27,8 @@ class Seen(NamedTuple):
     Attributes:
       product: ``[m, m]``, ``D D^T / |G|^2``.
       energy: ``[]``, ``|G B|^2 / |G|^2``, where B is the root of the other side.
-      scale: ``[]``, the geometric mean of both scales. Only their product matters, so
-        that both sides go on from it, and neither drifts away.
+      scale: ``[]``, the geometric mean of both scales, of which the product matters:
+        both sides go on from it, so that neither drifts away.
     """
 
     product: jax.Array
@@ -98,8 +98,7 @@ class Whitening(Rule):
         rows, columns = gradient.shape
         d = by_left @ b if columns <= rows else a @ by_right
         scale = left.scale * right.scale
-        share = jnp.square(scale) / jnp.sum(jnp.square(gradient))
-        mean = jnp.sqrt(scale)
+        share, mean = scale**2 / jnp.sum(jnp.square(gradient)), jnp.sqrt(scale)
         return (
             Seen(share * (d @ d.T), share * jnp.sum(jnp.square(by_right)), mean),
             Seen(share * (d.T @ d), share * jnp.sum(jnp.square(by_left)), mean),
@@ -150,10 +149,7 @@ class Whitening(Rule):
 
 
 def interpolate(reach: jax.Array, bound: jax.Array) -> list[jax.Array]:
-    """Returns ``c``, with ``(1 + reach w / bound)^(-1/4) - 1`` about ``sum c_k w^k``.
-
-    The reach is at most REACH, and no eigenvalue of w is larger than the bound.
-    """
+    """Returns c: ``(1 + reach w / bound)^(-1/4) - 1`` is about ``sum c_k w^k``."""
     y = reach * NODES.astype(reach.dtype)
     root = jnp.sqrt(1 + y)
     fourth = jnp.sqrt(root)
