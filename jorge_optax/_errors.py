@@ -437,7 +437,7 @@ def check_state(expected: Any, state: Any, plan: Any, gradients: Any) -> None:
     raise ValueError(text)
 
 
-def by_path(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Returns the leaves of a tree by their paths."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
     return {normalise_path(path): leaf for path, leaf in leaves}

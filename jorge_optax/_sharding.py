@@ -14,6 +14,7 @@ A layout plans the stacks and runs the update of stacks where they are:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jorge_optax._errors import canonical_dtype, checked_leaves, normalise_path
+from jorge_optax._errors import by_path, canonical_dtype, checked_leaves
 from jorge_optax._tiles import (
     OneDevice,
     Plan,
@@ -293,7 +294,7 @@ class Sharded(OnMesh):
             )
         if callable(self.specs):
             return
-        for path, spec in self._by_path().items():
+        for path, spec in self._by_path.items():
             if not isinstance(spec, PartitionSpec):
                 raise TypeError(
                     "Sharded.specs must be a tree of PartitionSpec like the "
@@ -306,18 +307,17 @@ class Sharded(OnMesh):
         """Number of devices."""
         return self.mesh.size
 
+    @functools.cached_property
     def _by_path(self) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_flatten_with_path(
-            self.specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-        )[0]
-        return {normalise_path(path): spec for path, spec in leaves}
+        """The specs by path; flattened once, and not for every parameter."""
+        return by_path(self.specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     def spec(self, path: str, shape: Shape) -> PartitionSpec:
         """Returns how a parameter is placed; raises where it cannot be."""
         if callable(self.specs):
             spec = self.specs(path, shape)
         else:
-            spec = self._by_path().get(path)
+            spec = self._by_path.get(path)
         if not isinstance(spec, PartitionSpec) or len(spec) > len(shape):
             raise ValueError(
                 f"Sharded.specs gave {spec!r} for the parameter {path!r} of shape "
